@@ -307,6 +307,7 @@ class StudyRecord:
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.
         spent_s: wall time that earlier runs of this study took, before it was resumed.
+        search_ended: why the search ended; "" while it may go on.
         settings: configuration key -> value that is not the default, for keys that affect what is measured (recipe, device,
             windows).
         recording: for a study that records a table of measurements instead of searching: how many configurations it measures,
@@ -343,6 +344,7 @@ class StudyRecord:
     budget_s: float | None = None
     budget_trials: int | None = None
     spent_s: float = 0.0
+    search_ended: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     verifies: dict[str, Any] = field(default_factory=dict)
     recording: dict[str, Any] = field(default_factory=dict)
@@ -383,7 +385,7 @@ _TRIAL_SHAPE: Mapping[str, Any] = {
     "phases_s": {ANY: number}, "metrics": {ANY: _NUMBER_OR_NULL}, "ci": (None, interval), "losses": [_NUMBER_OR_NULL],
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, Any] = {
-    **dict.fromkeys(("name", "title", "cwd", "base"), text),
+    **dict.fromkeys(("name", "title", "cwd", "base", "search_ended"), text),
     "started_at": moment, "spent_s": number,
     **dict.fromkeys(
         ("placeholders", "identity", "asked", "space", "pinned", "machine", "versions", "detected", "terms", "settings",

@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.documents import as_json, make_folder, parsed, read_json, read_text, write_text
 from autotune.errors import BadInput, FolderLost
+from autotune.harness.protocol import PROGRESS_FILE
 from autotune.owner import MAX_HOST, OWNER_FILE, Claim, Owned, owner_of
 from autotune.plain_text import escaped, shell_word
 from autotune.records import Kind, StudyRecord, Summary, TrialRecord, TrialRequest
@@ -197,6 +198,10 @@ class StudyFolder:
                 with contextlib.suppress(OSError, ValueError):  # killed before the request was written
                     found.append(TrialRequest.from_json(read_json(file)))
         return sorted(found, key=lambda request: request.number)
+
+    def forget_progress(self, number: int) -> None:
+        """Removes the progress of a trial that will be measured again, whose time was counted."""
+        self._put(lambda: (self.trial_path(number) / PROGRESS_FILE).unlink(missing_ok=True))
 
     def newest_kind(self, kinds: Collection[Kind]) -> Kind | None:
         """Returns the kind of the last trial that began, among trials of these kinds; None if there is none."""

@@ -123,15 +123,18 @@ class Ratio:
 
     Attributes:
         ratio: exp(mean(log a - log b)).
-        ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
+        ci: 95 % interval; None for fewer than MIN_PAIRS rounds. An interval that holds jointly with others, or for several
+            looks, is wider.
         num_rounds: rounds in which both were measured.
         freedom: degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise.
+        error: standard error of the log ratio; None if unknown, as in a stored ratio. It is then recovered from `ci`.
     """
 
     ratio: float
     ci: Interval | None
     num_rounds: int
     freedom: float | None = None
+    error: float | None = None
 
 
 def paired_ratio(
@@ -198,7 +201,7 @@ def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
 
 
 def at_confidence(of: Ratio, confidence: float) -> Interval | None:
-    """Returns the interval of a ratio at a confidence other than 95 %; None if the ratio has no interval."""
+    """Returns the interval of this ratio alone, at a confidence other than 95 %; None if the ratio has no interval."""
     if of.ci is None:
         return None
     error, freedom = _standard_error(of, of.ci)
@@ -207,8 +210,10 @@ def at_confidence(of: Ratio, confidence: float) -> Interval | None:
 
 
 def _standard_error(of: Ratio, ci: Interval) -> tuple[float, float]:
-    """Returns the standard error of a mean log ratio from its 95 % interval, and its degrees of freedom."""
+    """Returns the standard error of a mean log ratio, if need be from its 95 % interval, and its degrees of freedom."""
     freedom = of.freedom or (of.num_rounds - 1 if of.num_rounds >= MIN_PAIRS else math.inf)
+    if of.error is not None:
+        return of.error, freedom
     half = math.log(ci[1] / ci[0]) / 2
     return half / _t_quantile(freedom, 0.975), freedom
 
@@ -354,10 +359,12 @@ def compare_rounds(
         contrast = np.zeros(design.shape[1])
         contrast[0], contrast[arms.index(arm)] = 1.0, -1.0
         log = float(contrast @ effects)
-        half = None if known is None else quantile * known.spread * math.sqrt(float(contrast @ inverse @ contrast))
+        error = None if known is None else known.spread * math.sqrt(float(contrast @ inverse @ contrast))
         ratios[arm] = Ratio(
             ratio=math.exp(log),
-            ci=None if half is None else (math.exp(log - half), math.exp(log + half)),
+            ci=None if error is None else (math.exp(log - quantile * error), math.exp(log + quantile * error)),
             num_rounds=sum(reference in measured and arm in measured for measured in used),
+            freedom=known.freedom if known else None,
+            error=error,
         )
     return Comparison(ratios=ratios, noise=own)

@@ -168,7 +168,7 @@ class AblationResults:
                 rounds.setdefault(trial.round or 0, {})[key] = trial.score
             elif not trial.outcome.is_no_answer:
                 self._failed.setdefault(key, []).append(trial)
-        self.num_rounds = len(rounds)
+        self.num_rounds = sum(len(measured) > 1 for measured in rounds.values())  # single trials compare nothing
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
         known = stats.pooled([found.noise, noise])
         self._ratios, self._spread = found.ratios, (known or assumed).spread

@@ -116,20 +116,18 @@ class Attributor:
 
     def _measure(self, winner: TrialRecord, kept: Kept) -> None:
         session, evidence = self._session, self._evidence(winner)
-        number = last_round(session.records, Kind.attribution)
-        order = random.Random(session.inputs.config.study.seed + number)
+        order = random.Random(session.inputs.config.study.seed + last_round(session.records, Kind.attribution))
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
         if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
-            number += 1
-            evidence = self._revert_once(winner, unknown, number, kept.least_s)
+            evidence = self._revert_once(winner, unknown, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
             skipped = [knob for knob in winner.changed if knob not in knobs]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             session.listener.notice(f"No time to measure the effects of {', '.join(unknown)} one by one.")
         if skipped:
-            self._without_idle(winner, number + 1, kept.least_s)
+            self._without_idle(winner, kept.least_s)
         rules, is_announced = self._rules(knobs, kept.rounds_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
@@ -140,19 +138,17 @@ class Attributor:
             if not is_announced:
                 session.listener.attribution_started(winner.number, knobs, self._left_s(kept.rounds_s))
                 is_announced = True
-            number += 1
             order.shuffle(configurations)
-            for configuration in configurations:
-                self._measure_part(winner, configuration, number=number, rules=rules, kept_s=kept.rounds_s)
+            self._measure_round(winner, configurations, rules=rules, kept_s=kept.rounds_s)
             evidence = self._evidence(winner)
-        self._without_idle(winner, number + 1, kept.least_s)
-        number = self._settle(winner, number, kept)
+        self._without_idle(winner, kept.least_s)
+        self._settle(winner, kept)
         for _ in range(MORE_TRIALS * len(winner.changed)):
-            if not self._refine(winner, number + 1, kept.enough_s):
+            if not self._refine(winner, kept.enough_s):
                 break
-            self._without_idle(winner, number + 1, kept.least_s)
+            self._without_idle(winner, kept.least_s)
 
-    def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
+    def _refine(self, winner: TrialRecord, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns False if no effect is vague or there is no time.
 
         An effect is the difference between the winner with and without a change. The trial measures whichever of these two
@@ -165,12 +161,12 @@ class Attributor:
             is_winners_turn = evidence.num_measured(configuration_key(winner.changed)) <= evidence.num_measured(part.key)
             knobs = winner.knobs if is_winners_turn else part.knobs
             if self._expected_s(knobs) <= self._left_s(kept_s) and not self._is_lost(winner):
-                self._measure_part(winner, knobs, number=number, rules=self._rules(vague, kept_s), kept_s=kept_s)
+                self._measure_round(winner, [knobs], rules=self._rules(vague, kept_s), kept_s=kept_s)
                 return True
         return False
 
-    def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
-        """Measures the winner and the parts of it that seem as fast (`parts_as_fast`); returns the last round's number.
+    def _settle(self, winner: TrialRecord, kept: Kept) -> None:
+        """Measures the winner and the parts of it that seem as fast (`parts_as_fast`).
 
         One round is not enough to decide, and a change must not be exported if the winner is as fast without it.
         """
@@ -181,13 +177,10 @@ class Attributor:
             needed_s = sum(map(self._expected_s, [winner.knobs, *(part.knobs for part in parts)]))
             if not parts or needed_s > self._left_s(kept_s) or self._is_lost(winner):
                 break
-            number += 1
             rules = self._rules([key for part in parts for key in part.keys], kept_s)
-            for knobs in [winner.knobs, *(part.knobs for part in parts)]:
-                self._measure_part(winner, knobs, number=number, rules=rules, kept_s=kept_s)
-        return number
+            self._measure_round(winner, [winner.knobs, *(part.knobs for part in parts)], rules=rules, kept_s=kept_s)
 
-    def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
+    def _without_idle(self, winner: TrialRecord, kept_s: float) -> None:
         """Measures the winner once without its ineffective changes; if that is far slower, leaves out fewer of them.
 
         Does nothing if every change has an effect, if the configuration that would be exported now has at most as many changes
@@ -199,9 +192,9 @@ class Attributor:
             is_known = idle and minimal and len(minimal.key) <= len(idle.key)
             if not idle or is_known or self._expected_s(idle.knobs) > self._left_s(kept_s):
                 return
-            self._measure_part(winner, idle.knobs, number=number, rules=self._rules(idle.keys, kept_s), kept_s=kept_s)
+            self._measure_round(winner, [idle.knobs], rules=self._rules(idle.keys, kept_s), kept_s=kept_s)
 
-    def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
+    def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], kept_s: float) -> AblationResults:
         """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
 
         Changes that probably matter most come first, each alone. The last trial that fits reverts all remaining changes that
@@ -223,7 +216,7 @@ class Attributor:
             if not is_announced:
                 session.listener.attribution_started(winner.number, knobs, left_s)
                 is_announced = True
-            self._measure_part(winner, part.knobs, number=number, rules=rules, kept_s=kept_s)
+            self._measure_round(winner, [part.knobs], rules=rules, kept_s=kept_s)
         return self._evidence(winner)
 
     def _likely_effect(self, winner: TrialRecord, key: str) -> float:
@@ -249,13 +242,21 @@ class Attributor:
             return False
         return self._likely_effect(winner, key) <= LITTLE_GAIN
 
-    def _measure_part(self, winner: TrialRecord, knobs: Knobs, *, number: int, rules: MeasureRules, kept_s: float) -> None:
-        """Measures the winner, or some of its changes, in round `number`, and updates `found`."""
-        missing = set(winner.changed) - self._session.resolved.changed(knobs).keys()
-        words = f"without {', '.join(sorted(missing))}" if missing else "against its ablations"
-        why = f"trial {winner.number} {words}"
-        self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
-        self.found = self._attribution(winner)
+    def _measure_round(
+        self, winner: TrialRecord, configurations: Sequence[Knobs], *, rules: MeasureRules, kept_s: float
+    ) -> None:
+        """Measures configurations next to each other, once each, and updates `found`.
+
+        Each is the winner or some of its changes. A single one is a round of its own, because comparisons within a round take
+        its trials for side by side.
+        """
+        number = last_round(self._session.records, Kind.attribution) + 1
+        for knobs in configurations:
+            missing = set(winner.changed) - self._session.resolved.changed(knobs).keys()
+            words = f"without {', '.join(sorted(missing))}" if missing else "against its ablations"
+            why = f"trial {winner.number} {words}"
+            self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
+            self.found = self._attribution(winner)
 
     def _first_that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
         """Returns the first few configurations: as many as there is time to measure `num_rounds` times each."""

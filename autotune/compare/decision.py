@@ -216,6 +216,11 @@ def pairs_of(rounds: Sequence[Mapping[int, TrialRecord]], number: int) -> list[P
     return [(own, other) for own, other in both if own is not None and other is not None]
 
 
+def was_first(rounds: Sequence[Mapping[int, TrialRecord]], number: int) -> bool:
+    """Whether a trial came before the baseline in the last round that measured both."""
+    return next((next(iter(measured)) == number for measured in reversed(rounds) if pairs_of([measured], number)), False)
+
+
 def is_lost(record: TrialRecord) -> bool:
     """Whether a trial of the finals counts against its configuration: it failed, or it violates a constraint."""
     is_barred = bool(record.repeats) and record.outcome is Outcome.infeasible

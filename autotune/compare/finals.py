@@ -27,6 +27,7 @@ from autotune.compare.decision import (
     is_lost,
     judge,
     pairs_of,
+    was_first,
     without_finalist,
 )
 from autotune.compare.interleaving import Interleaving, Pair
@@ -200,7 +201,7 @@ class Finals:
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs at most two choosing rounds, as long as they leave time for the reporting pairs; returns the winner."""
         # A round that was cut off is not completed later, because all trials of a round must be measured side by side.
-        rounds = [measured for measured in by_round(self._earlier, CHOOSING) if len(measured) > 1]
+        rounds = list(filter(_is_comparison, by_round(self._earlier, CHOOSING)))
         candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
         entrants = list(candidates)
         for index in range(CHOOSING_ROUNDS):
@@ -216,13 +217,15 @@ class Finals:
             with contextlib.suppress(OutOfTime):
                 for entrant in order:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
+        rounds = list(filter(_is_comparison, rounds))
         rates = _mean_rates(candidates, rounds)
-        measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
+        measured = {number for found in rounds for number in _rates_of(found)}
+        competing = _competing(candidates, measured)  # only these may win, if there are any
         able = [c for c in candidates if not self._num_lost(c)] or [c for c in candidates if not self._is_out(c)] or candidates
         noise = self._noise(*candidates)
-        spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
+        spread = noise.spread * (1.0 if all(c.number in measured for c in competing or candidates) else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
-        found = choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)
+        found = choose({c.number: [rates[c.number]] for c in competing}, able, margin, spread=spread)
         if len(able) > 1 and not measured and found.number != able[0].number:
             names = " and ".join(str(one.number) for one in able)
             self._session.listener.notice(
@@ -266,7 +269,10 @@ class Finals:
         if pairs:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
         measure = functools.partial(self._measure, why=REPORTED)
-        turns = Interleaving(chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs)
+        was_first_before = was_first(by_round(self._earlier, REPORTED), chosen.number)
+        turns = Interleaving(
+            chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs, was_one_first=was_first_before
+        )
         for _ in range(len(pairs) + num_lost, LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
             if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):
@@ -361,6 +367,21 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     """
     searched = {candidate.number: candidate for candidate in candidates}
     return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}
+
+
+def _is_comparison(measured: dict[int, TrialRecord]) -> bool:
+    """Whether a choosing round compares at least two candidates. A round that was cut off may have fewer."""
+    return sum(bool(number) and record.outcome is not Outcome.interrupted for number, record in measured.items()) > 1
+
+
+def _competing(candidates: list[TrialRecord], measured: set[int]) -> list[TrialRecord]:
+    """Returns the candidates among which the choosing rounds decide: the best down to the last one that was measured.
+
+    A round begins with the best candidates, as many as there is time for. If a better candidate has no rate, the round was cut
+    off before its turn, or its trial was disturbed. It then competes with its rate from the search.
+    """
+    places = [place for place, candidate in enumerate(candidates, 1) if candidate.number in measured]
+    return candidates[: max(places, default=0)]
 
 
 def _within_reach(entrants: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> list[TrialRecord]:

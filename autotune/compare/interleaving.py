@@ -24,6 +24,7 @@ class Interleaving:
         measure: measures a configuration again and returns the record.
         order: random source that decides which of the two goes first.
         pairs: complete rounds measured before; new ones are appended to this list.
+        was_one_first: whether the last of these measured `one` first.
     """
 
     def __init__(
@@ -34,10 +35,11 @@ class Interleaving:
         measure: Callable[[TrialRecord], TrialRecord],
         order: random.Random,
         pairs: list[Pair] | None = None,
+        was_one_first: bool = False,
     ) -> None:
         self.pairs: list[Pair] = pairs if pairs is not None else []
         self._one, self._other, self._measure, self._order = one, other, measure, order
-        self._index, self._is_one_first = len(self.pairs), False
+        self._index, self._is_one_first = len(self.pairs), was_one_first
 
     def round(self) -> Pair | None:
         """Measures both once and returns their scores; None if one fails. If the first fails, the second is not measured."""

@@ -35,12 +35,13 @@ Round = Mapping[Hashable, float]
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
-    The search counts as one round of the configurations that were measured again. Its windows are shorter, so it rather
-    increases the estimated spread.
+    A measurement that may not win (unsteady, or of a configuration that violates a constraint) counts here as it does in the
+    pairs of the verdict. The search counts as one round of the configurations that were measured again. Its windows are
+    shorter, so it rather increases the estimated spread.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:
-        if record.kind in (Kind.final, Kind.attribution) and record.score and record.outcome.may_win:
+        if record.kind in (Kind.final, Kind.attribution) and record.score:
             key = (record.kind, record.why if record.kind is Kind.final else record.origin, record.round)
             found.setdefault(key, {})[configuration_key(record.changed)] = record.score
     again = {arm for measured in found.values() for arm in measured}
@@ -70,7 +71,10 @@ def assumed_noise(records: Sequence[TrialRecord]) -> Noise:
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
-    """Returns the spread of one measurement, from earlier studies and from all rounds except the given pairs."""
+    """Returns the spread of one measurement, from earlier studies and from all rounds except the given pairs.
+
+    The pairs must be among the rounds: their own sum of squares is subtracted from that of all rounds.
+    """
     every = noise_of(rounds)
     if every is None:
         return earlier

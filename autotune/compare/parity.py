@@ -29,6 +29,7 @@ from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.trials.budget import without_window_s
 from autotune.trials.finite import loss_words
 from autotune.trials.losses import MIN_STEPS, Comparison, Verdict, compare
+from autotune.trials.objective import UNCHECKED
 from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase
 
@@ -243,7 +244,10 @@ class Parity:
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
             if record.outcome is Outcome.raced and (record.score or 0.0) >= RACED_FRAC * best:
-                record.outcome, record.reason = Outcome.ok, "stopped early: slower than a trial that was ruled out later"
+                if record.violations or UNCHECKED in record.reason:
+                    record.outcome = Outcome.infeasible
+                else:
+                    record.outcome, record.reason = Outcome.ok, "stopped early: slower than a trial that was ruled out later"
                 self._session.folder.write_trial(record)
 
 

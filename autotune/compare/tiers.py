@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 
 from autotune import stats
-from autotune.compare.decision import Decision, by_round, is_lost, judge, pairs_of
+from autotune.compare.decision import Decision, by_round, is_lost, judge, pairs_of, was_first
 from autotune.compare.finals import MAX_LOST_ROUNDS, MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
@@ -31,13 +30,18 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
-    out = _failed_again(records)
+    out = failed_again(records)
     able = [record for record in able if configuration_key(record.changed) not in out] if out else able
-    top = max(able, key=lambda record: record.score or 0.0, default=baseline)
-    return top if is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+    return or_baseline(max(able, key=lambda record: record.score or 0.0, default=baseline), baseline)
 
 
-def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
+def or_baseline(record: TrialRecord, baseline: TrialRecord) -> TrialRecord:
+    """Returns a trial, or the baseline if the trial does not beat it by more than the margin. A barred baseline never wins."""
+    is_faster = (record.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
+    return record if is_faster or is_barred(baseline) else baseline
+
+
+def failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
     """Returns the configurations that failed each time the finals measured them, or at least MAX_LOST_ROUNDS times."""
     finals = [(configuration_key(record.changed), record) for record in records if record.kind is Kind.final]
     lost = Counter(key for key, record in finals if is_lost(record))
@@ -65,25 +69,26 @@ class TierFinals:
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
         for number, found in leaders.items():
-            pairs = pairs_of(by_round(session.records, TIERS), number)  # measured by earlier runs of the study
+            rounds = by_round(session.records, TIERS)  # measured by earlier runs of the study
+            pairs = pairs_of(rounds, number)
             if pairs:
                 self.decisions[number] = self._judged(found, pairs)
             rounds_left = MIN_PAIRS - len(pairs)
             if rounds_left > 0 and rounds_left * self._pair_s(found) <= session.budget.left_s:
-                self._measure(found, pairs, rounds_left)
+                self._measure(found, pairs, rounds_left, was_one_first=was_first(rounds, number))
 
-    def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int) -> None:
+    def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int, *, was_one_first: bool) -> None:
         session = self._session
-        begun = last_round(session.records, Kind.final)
-        rules, numbers = session.finals_rules(session.budget.left_s / (2 * num_rounds)), itertools.count(2 * begun + 2)
+        number = last_round(session.records, Kind.final)
+        rules = session.finals_rules(session.budget.left_s / (2 * num_rounds))
 
         def measure(first: TrialRecord) -> TrialRecord:
-            round_number = next(numbers) // 2  # each round has two trials
-            return session.measure_again(first, round_number=round_number, rules=rules, why=TIERS)
+            return session.measure_again(first, round_number=number, rules=rules, why=TIERS)
 
-        order = random.Random(session.inputs.config.study.seed + begun)
-        turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs)
+        order = random.Random(session.inputs.config.study.seed + number)
+        turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs, was_one_first=was_one_first)
         for _ in range(num_rounds):
+            number += 1
             if turns.round():
                 self.decisions[found.number] = self._judged(found, pairs)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from autotune import stats
-from autotune.compare.decision import Decision, by_round, judge, pairs_of
+from autotune.compare.decision import Decision, by_round, judge, pairs_of, was_first
 from autotune.compare.interleaving import Interleaving
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
@@ -125,12 +125,18 @@ class Verification:
 
     def _rounds(self, best: TrialRecord) -> None:
         session, verify = self._session, self._verify
-        pairs = pairs_of(by_round(session.records, ROUND), best.number)
+        before = by_round(session.records, ROUND)
+        pairs = pairs_of(before, best.number)
         if pairs:
             self.decision = judge(best, pairs, noise=session.earlier_noise)
         rules = session.finals_rules(verify.minutes * 60 / (2 * verify.rounds + 2))
         turns = Interleaving(
-            best, session.baseline, measure=lambda r: self._again(r, rules, ROUND), order=self._random, pairs=pairs
+            best,
+            session.baseline,
+            measure=lambda r: self._again(r, rules, ROUND),
+            order=self._random,
+            pairs=pairs,
+            was_one_first=was_first(before, best.number),
         )
         num_lost = 0
         while len(pairs) < verify.rounds and num_lost < MAX_LOST_ROUNDS:

@@ -213,8 +213,7 @@ class _Study:
             if self._inputs.verify:
                 self._finals, ended_because = Verification(self._session, self._inputs.verify), VERIFIED
             else:
-                ended_because = (self._inputs.search or Search)(self._session).run()
-                self._session.listener.notice(f"The search is over: {ended_because}.")
+                ended_because = self._search()
                 self._finals = Finals(self._session, self._attributor.run, self._attributor.known_part)
             self._decision = self._finals.run()
             if not self._inputs.verify:
@@ -226,6 +225,17 @@ class _Study:
         except NothingWorked as failure:
             return "failed", str(failure).partition("\n")[0], failure
         return "complete", ended_because, None
+
+    def _search(self) -> str:
+        """Searches, unless an earlier run of the study did so with the same budget; returns why the search ended."""
+        session = self._session
+        if session.about.search_ended:
+            session.schedule.stay_alone()
+        else:
+            session.about.search_ended = (self._inputs.search or Search)(session).run()
+            self._folder.write_study(session.about)
+        session.listener.notice(f"The search is over: {session.about.search_ended}.")
+        return session.about.search_ended
 
     def _confirm_others(self, decision: Decision) -> None:
         """Uses the remaining time to measure other reported configurations again: the best of each tier, the Pareto front."""
@@ -291,6 +301,8 @@ class _Study:
             self._end_leftovers()  # before records are written, since trials with a record count as free of secrets
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
+            if self._earlier.first is None:
+                self._folder.forget_progress(0)
         self._folder.write_config(self._inputs.yaml)
         self._folder.write_study(self._session.about)
         self._write("running")
@@ -538,7 +550,16 @@ def _about_at_first(inputs: StudyInputs, folder: StudyFolder, earlier: Earlier |
     if earlier is None:
         return about(inputs, folder, None)
     before, first = dataclasses.replace(earlier.about, spent_s=earlier.spent_s), earlier.first
+    budget, minutes = inputs.config.study.budget, inputs.config.study.budget.minutes
+    total_s = None if minutes is None else 60 * minutes
+    if _is_larger(total_s, before.budget_s) or _is_larger(budget.trials, before.budget_trials):
+        before.search_ended = ""
     return about(inputs, folder, before, space=_resolved(inputs, first) if first else None, first=first)
+
+
+def _is_larger(limit: float | None, earlier: float | None) -> bool:
+    """Whether a limit is larger than an earlier one; None stands for no limit."""
+    return earlier is not None and (limit is None or limit > earlier)
 
 
 def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:

@@ -51,13 +51,12 @@ def read_earlier(folder: StudyFolder) -> Earlier:
     except (OSError, ValueError) as error:
         advice = "Move that trial's folder away to continue without the trial, or start a new study with `autotune run`."
         raise BadInput(f"{folder.path}: cannot be continued, got {error}. {advice}") from error
-    cut_off = [_cut_off(request, folder.trial_path(request.number)) for request in folder.read_cut_off() if request.number]
+    ended = [_cut_off(request, folder.trial_path(request.number)) for request in folder.read_cut_off()]
+    cut_off = [record for record in ended if record.number]  # trial 0 is measured again under its number, but its time counts
     counted = [record for record in records if record.kind not in (Kind.explain, Kind.check)]
     measured_s = sum(record.seconds / (1 + record.neighbours) for record in counted)
     earlier = Earlier(about=about, records=sorted([*records, *cut_off], key=lambda record: record.number), cut_off=cut_off)
-    earlier.spent_s = max(_noted_s(folder), about.spent_s, measured_s) + max(
-        (record.seconds for record in cut_off), default=0.0
-    )
+    earlier.spent_s = max(_noted_s(folder), about.spent_s, measured_s) + max((record.seconds for record in ended), default=0.0)
     _take_baseline(earlier, folder)
     return earlier
 

@@ -14,7 +14,7 @@ from autotune.compare.attribution import Attribution
 from autotune.compare.break_even import break_even, search_cost
 from autotune.compare.decision import ONE_ROUND_FRAC, Decision, failed_finalists
 from autotune.compare.pareto import front, measured_again
-from autotune.compare.tiers import is_barred, leader
+from autotune.compare.tiers import failed_again, is_barred, leader, or_baseline
 from autotune.compare.trend import trend
 from autotune.compare.verify import verification
 from autotune.harness.protocol import APPLIED
@@ -26,6 +26,7 @@ from autotune.study.recording import recorded
 from autotune.trials import finite
 from autotune.trials.health import PAGE_CACHE, caveat, drift, shared
 from autotune.trials.objective import means
+from autotune.trials.session import configuration_key
 from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
@@ -147,15 +148,17 @@ class _Study:
         }
 
     def _best(self, baseline: TrialRecord) -> TrialRecord:
-        """Returns the best configuration: the finals' choice, or the search's leader before the finals."""
+        """Returns the best configuration: the finals' choice, or the search's leader if the finals have none."""
         decision = self.decision
-        if decision is None or (decision.ratio is None and decision.finalist is not None):
-            return self._kept(leader(self.records, baseline, Tier.training))
-        is_handed_over = decision.is_better or is_barred(baseline)
-        return decision.finalist if is_handed_over and decision.finalist else baseline
+        finalist = decision.finalist if decision else None
+        if decision is None or (decision.ratio is None and finalist):
+            if finalist is None or configuration_key(finalist.changed) in failed_again(self.records):
+                return self._kept(leader(self.records, baseline, Tier.training))
+            return self._kept(or_baseline(finalist, baseline))
+        return finalist if finalist and (decision.is_better or is_barred(baseline)) else baseline
 
     def _kept(self, top: TrialRecord) -> TrialRecord:
-        """Returns the search's best, `top`, or the baseline if unpaired measurements do not confirm that `top` is better."""
+        """Returns `top`, or the baseline if unpaired measurements do not confirm that `top` is better."""
         baseline = self.records[0]
         if is_barred(baseline) or not self._unpaired(baseline):
             return top
@@ -173,7 +176,7 @@ class _Study:
             is_nothing_better = self.decision is not None and not best.changed and tier is Tier.training
             top = best if is_decided or is_nothing_better else self._kept(leader(self.records, baseline, tier))
             claim = self.standing.tiers.get(top.number) or self._finals_of(top)
-            if claim and not claim.is_better:
+            if claim and not claim.is_better and not is_barred(baseline):
                 top, claim = baseline, None
             entry = self._entry(top, overrides=True)
             if claim and claim.ratio:
@@ -325,7 +328,7 @@ class _Study:
                 today = f"the unchanged program ({baseline.reason})"
                 reason = f"no configuration that was tried satisfies the constraints, and neither does {today}"
             return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
-        top = decision.finalist if decision and decision.finalist else best
+        top = decision.finalist if decision and decision.finalist and not best.changed else best
         has_finals = any(self._unpaired(record) for record in (top, baseline))
         reason = decision.reason if decision else "the finals are not complete" if has_finals else "the finals have not run"
         ratio, how = self._unpaired_ratio(top), UNPAIRED if has_finals else OVERSTATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,9 @@ MOSTLY_FRAC = 0.5  # if a larger share of the bytes read came from disk, the tri
 # The baseline's rates have drifted if its fastest repeat is at least this many times as fast as its slowest. Of 272 recorded
 # configurations with three repeats each, 18 reach this ratio.
 DRIFT_FACTOR = 1.5
-NUM_STUCK = 4  # after this many disturbed attempts in a row, two per trial, the machine is accepted as it is
+# After this many disturbed attempts in a row, two per trial, the machine is accepted as it is. Attempts that ran at the same
+# time count once, because a single burst of load may disturb them all.
+NUM_STUCK = 4
 DISTURBANCES, MEASURED, ACCEPTED, PAGE_CACHE = "disturbances", "measured", "accepted_level", "page_cache"  # evidence keys
 OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used during the trial, in words
 
@@ -36,7 +39,7 @@ class Level:
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
         self.amounts: dict[str, float] = {}
-        self._num_in_a_row = 0
+        self._num_in_a_row, self._counted_until_s = 0, -math.inf
         for record in records:
             self.amounts |= {kind: float(amount) for kind, amount in record.evidence.get(ACCEPTED, {}).items()}
 
@@ -44,10 +47,17 @@ class Level:
         """Returns the disturbances that exceed the accepted amount of their kind by more than their usual limit."""
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
-    def note(self, outcome: Outcome) -> None:
-        """Counts disturbed attempts in a row. Failed attempts say nothing about the machine: they neither count nor reset."""
-        if outcome is Outcome.disturbed:
+    def note(self, outcome: Outcome, *, began_s: float, ended_s: float) -> None:
+        """Counts disturbed attempts in a row. Failed attempts say nothing about the machine: they neither count nor reset.
+
+        Args:
+            outcome: the attempt's outcome.
+            began_s: when it began, on the study's clock. It counts only if the last attempt that counts had ended by then.
+            ended_s: when it ended.
+        """
+        if outcome is Outcome.disturbed and began_s >= self._counted_until_s:
             self._num_in_a_row += 1
+            self._counted_until_s = ended_s
         elif outcome.has_value:
             self._num_in_a_row = 0
 

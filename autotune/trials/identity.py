@@ -27,7 +27,7 @@ from autotune.trials.objective import Goal
 
 PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
 # Fields that stay when study.json is rewritten.
-KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")
+KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "search_ended", "warm_start", "noise", "target", "detected")
 SPACE = "space."
 SCRIPT = "program.script"
 DETECTED = ("optimizers", "modules", "world_size", "num_replicas", "batches_per_step")

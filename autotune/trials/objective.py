@@ -29,6 +29,7 @@ from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, KnobVa
 REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials whose code was compiled by earlier trials
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
+UNCHECKED = "could not be checked"  # in the reason of a trial for which a constraint's value is unknown
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
 METRICS = {POWER: "gpu.power_w", STEP: "step_p95_s"}  # the metric of a trial that a constraint limits
 RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on throughput, so that trials may be raced
@@ -163,7 +164,7 @@ class Goal:
             used = self._used(key, record, results)
             allowed = 1 - limit if key == HEADROOM else limit
             if used is None:
-                said.append(f"{key} could not be checked")
+                said.append(f"{key} {UNCHECKED}")
             elif used > allowed:
                 record.violations[key] = used / allowed - 1
                 said.append(_broken(key, used, limit))

@@ -241,8 +241,15 @@ class TrialRunner:
         first = min((limit for limit in limits if limit is not None), default=None)
         return None if first is None else first - self.leave_s
 
-    def judge(self, record: TrialRecord, results: Sequence[RankResult], place: Place) -> None:
-        """Records disturbances from the machine; voids the measurement if they exceed the accepted level."""
+    def judge(self, record: TrialRecord, results: Sequence[RankResult], place: Place, *, began_s: float) -> None:
+        """Records disturbances from the machine; voids the measurement if they exceed the accepted level.
+
+        Args:
+            record: an attempt that has ended.
+            results: results of its ranks.
+            place: where it ran.
+            began_s: when it began, on the study's clock.
+        """
         found, use = place.watch.disturbances(), place.watch.cpu_use
         health.note(record, found)
         if why := own_share(use):
@@ -254,7 +261,7 @@ class TrialRunner:
         if self.inputs.config.measure.quiet and record.outcome.has_value and (beyond := self._level.beyond(found)):
             health.disturb(record, beyond)
             place.disturbed_by = beyond
-        self._level.note(record.outcome)
+        self._level.note(record.outcome, began_s=began_s, ended_s=self.inputs.clock.monotonic())
 
     def await_quiet(self, place: Place, ends_s: float | None) -> None:
         """Waits a bounded time for the last trial's disturbance to end, and announces the wait.

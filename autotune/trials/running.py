@@ -156,7 +156,7 @@ class RunningTrial:
         if self._held:
             self._listener.notice(self._held)
         prepared = runner.launch(request, first)  # only now, because the spec contains the time that is left
-        self._spec, self._started_at = prepared.spec, self._inputs.clock.time()
+        self._spec, self._started_at, self._began_s = prepared.spec, self._inputs.clock.time(), self._inputs.clock.monotonic()
         try:
             self._running = place.launcher.start(prepared)
             self._is_begun = True
@@ -190,13 +190,14 @@ class RunningTrial:
         runner, request, place, first = self._runner, self.request, self.place, self._first
         record = runner.record(request, self._spec, ended, place)
         runner.tell_why_fresh(record)
+        # This comes before disturbances are judged: a disturbance that is accepted later restores the measurement.
+        if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
+            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         if request.kind is Kind.explain:
             health.note(record, place.watch.disturbances())
         elif not request.first_steps:  # a run with `first_steps` measures no rate
-            runner.judge(record, ended.results, place)
+            runner.judge(record, ended.results, place, began_s=self._began_s)
         record.started_at = first.started_at if first else self._started_at
-        if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
-            record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         place.watch.follow(ended.results)
         if self._held:
             record.evidence["device_held"] = self._held

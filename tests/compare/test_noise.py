@@ -7,7 +7,7 @@ import pytest
 
 from autotune import stats
 from autotune.compare.noise import MAX_FREEDOM, as_json, from_json, noise_besides, noise_of, rounds_of
-from autotune.records import Kind
+from autotune.records import Kind, Outcome
 from autotune.stats import Noise
 from tests.support.records import a_trial
 
@@ -40,6 +40,28 @@ def test_scatter_of_the_judged_pairs_is_not_counted_twice():
     found = noise_besides(pairs, [searched, *rounds])
     assert found.freedom == 1
     assert found.spread == pytest.approx(math.log(1.6 / 1.5) / math.sqrt(2) * math.sqrt(3 / 4), rel=0.05)
+
+
+@pytest.mark.parametrize("not_ok", [{0: Outcome.infeasible}, {1: Outcome.unsteady}, {0: Outcome.unsteady, 1: Outcome.unsteady}])
+def test_scatter_besides_the_pairs_is_the_same_if_their_trials_may_not_win(not_ok):
+    """The pairs were subtracted from rounds that did not contain them, so the spread was 0 and the interval far too narrow."""
+
+    def found(outcomes):
+        rng, records = np.random.default_rng(1), []
+        for number, spread in [(1, 0.02), (2, 0.02), (3, 0.02), (4, 0.05), (5, 0.05), (6, 0.05)]:
+            why = "finals, choosing" if spread < 0.05 else "finals, reported"
+            for repeats in (0, 1):
+                score = (100.0 + 50.0 * repeats) * math.exp(spread * rng.normal())
+                records.append(final(len(records) + 3, repeats, score, number, why))
+                if why == "finals, reported" or outcomes.get(repeats) is Outcome.infeasible:
+                    records[-1].outcome = outcomes.get(repeats, Outcome.ok)
+        values = [record.score for record in records if record.round > 3]
+        pairs = list(zip(values[1::2], values[::2], strict=True))
+        return noise_besides(pairs, rounds_of([first(0, 100.0), first(1, 150.0), *records]))
+
+    assert found(not_ok).freedom == found({}).freedom == 4
+    assert found(not_ok).spread == pytest.approx(found({}).spread)
+    assert found({}).spread > 0.005
 
 
 def test_other_rounds_do_not_outweigh_the_pairs():

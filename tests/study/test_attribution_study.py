@@ -103,6 +103,21 @@ def test_every_attribution_round_measures_the_winner_and_its_parts(planted):
     assert study.listener.named("attribution_started") == [(1, list(ALL))]
 
 
+@pytest.mark.parametrize(("noise_frac", "minutes"), [(0.01, 1.2), (0.03, 1.6)])
+def test_trials_of_one_round_are_measured_next_to_each_other_with_the_winner(planted, noise_frac, minutes):
+    """Single trials, which make an effect more precise or leave out several changes, shared the number of a round."""
+    study = planted(noise_frac, minutes=minutes)
+    study.run()
+    rounds = {}
+    for trial in attributed(study):
+        rounds.setdefault(trial.round, []).append(trial)
+    assert any(len(measured) == 1 for measured in rounds.values())
+    for measured in rounds.values():
+        keys = [frozenset(trial.changed.items()) for trial in measured]
+        assert len(set(keys)) == len(keys) == measured[-1].number - measured[0].number + 1
+        assert len(keys) == 1 or frozenset(ALL.items()) in keys
+
+
 def test_study_ends_in_time_and_a_trial_budget_counts_only_search_trials(bench):
     gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
     study = bench(Surface(gains=gains, start_s=4.0, window_s=5.0), "compile.mode=off", minutes=8)

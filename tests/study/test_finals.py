@@ -1,15 +1,18 @@
 import collections
 
+import numpy as np
 import pytest
 
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
-from autotune.compare.tiers import leader
-from autotune.records import CHOOSING, Kind, Outcome, Tier
+from autotune.compare.tiers import TIERS, leader
+from autotune.harness.protocol import MeasureRules
+from autotune.records import CHOOSING, REPORTED, Kind, Outcome, Tier
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
 from autotune.trials.budget import closing_s
 from tests.explain import made
+from tests.stats.simulated import Machine, Study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.support.records import a_trial
 
@@ -291,6 +294,23 @@ def test_resumed_study_excludes_rounds_after_the_verdict_from_the_verdict(bench)
     assert (after["speedup"], after["best_by_tier"]) == (before["speedup"], before["best_by_tier"])
 
 
+def test_rounds_of_a_tier_stay_pairs_after_a_lost_round(bench):
+    """The rounds after a lost one had two numbers each, so that a resumed study paired trials of different rounds."""
+
+    def failures(number, knobs):
+        whys = [why for *_, why in study.listener.named("trial_started")]
+        return Failure(signal="SIGSEGV", cause="exit") if whys[-1] == TIERS and whys.count(TIERS) == 1 else None
+
+    surface = Surface(gains={("precision.amp", "bf16"): 1.4}, noise_frac=0.02, failures=failures)
+    study = bench(surface, *EAGER, "study.budget.minutes=null", "study.budget.trials=6")
+    study.run()
+    rounds = collections.defaultdict(set)
+    for record in finals_of(study):
+        if record.why == TIERS:
+            rounds[record.round].add(record.repeats)
+    assert [len(measured) for measured in rounds.values()][:3] == [1, 2, 2]
+
+
 def test_resumed_study_still_reports_that_every_finalist_failed(bench):
     study = two_fast(bench, ("fused", -1), ("foreach", -1))
     before = study.run()
@@ -379,6 +399,24 @@ def test_best_of_a_tier_is_never_a_configuration_that_failed_in_the_finals():
     records = [BASELINE, slow, other, again]
     assert leader(records, BASELINE, Tier.exact) is again
     assert leader([*records, failed], BASELINE, Tier.exact) is other
+
+
+@pytest.mark.parametrize("before", [(1, 0), (2, 0, 1), (1, 2)])
+def test_leader_that_a_cut_off_choosing_round_lacks_may_still_be_chosen(before):
+    """A resumed study without time for another round chose among the candidates that the round had measured."""
+    study = Study([100.0, 130.0, 135.0, 140.0], Machine(np.random.default_rng(0), 0.001), seconds=110.0 + 10.0 * len(before))
+    for number in before:
+        study.measure_again(study.records[number], round_number=1, rules=MeasureRules(), why=CHOOSING)
+    assert study.finals().finalist.number == 3
+
+
+@pytest.mark.parametrize("before", [(1, 0), (0, 1)])
+def test_first_pair_after_a_resume_reverses_the_order_of_the_last_pair(before):
+    study = Study([100.0, 140.0], Machine(np.random.default_rng(0), 0.01))
+    for number in before:
+        study.measure_again(study.records[number], round_number=1, rules=MeasureRules(), why=REPORTED)
+    study.finals()
+    assert [record.repeats for record in study.records[4:6]] == list(before[::-1])
 
 
 def test_verdict_is_ambiguous_if_every_trial_failed():

@@ -11,6 +11,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.report.verdict import noise_lines
 from autotune.trials import health
 from autotune.trials.health import Level
+from tests.study.conftest import FakeCpu
 from tests.support.fake_launcher import Failure, Surface
 
 
@@ -171,6 +172,52 @@ def test_permanent_noise_is_accepted_after_two_trials_and_the_finals_still_decid
     assert summary["disturbed_by"]["since_trial"] >= 2
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_one_burst_of_load_on_four_slots_is_not_accepted_for_good(bench):
+    """It disturbed both attempts of each trial that ran then: eight in a row, but only two at different times."""
+
+    class Burst(FakeCpu):
+        @property
+        def foreign_cores(self):
+            return 1.0 if begun and study.clock.now_s < begun[0] + 26.0 else 0.0
+
+    def failures(trial, knobs):
+        kinds = [kind for _, kind, *_ in study.listener.named("trial_started")]
+        if len(study.launcher.running) == 3 and kinds[-4:] == [Kind.search] * 4 and not begun:
+            begun.append(study.clock.now_s)
+
+    begun, surface = [], Surface(failures=failures)
+    study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4, cpu=Burst())
+    summary = study.run()
+    assert summary["counts"]["disturbed"] == 4
+    assert summary["disturbed_by"] is None
+
+
+def test_exploding_loss_rules_out_a_trial_whose_disturbance_is_accepted(bench):
+    def losses(knobs, seed):
+        return [2.0 * (1.3 if study[0].launcher.launches[-1].spec.trial == 2 else 0.97) ** step for step in range(64)]
+
+    study = []
+    surface = Surface(failures=disturbing(study, range(1, 99), num_attempts=9), losses=losses)
+    study.append(bench(surface, "study.budget.trials=4"))
+    study[0].run()
+    exploded = study[0].trials[2]
+    assert (exploded.outcome, exploded.value) == (Outcome.parity, None)
+    assert exploded.reason.startswith("the loss exploded")
+
+
+@pytest.mark.parametrize(("num_at_once", "num_waves"), [(1, 4), (4, 4), (8, 4)])
+def test_attempts_disturbed_at_the_same_time_count_once(num_at_once, num_waves):
+    """One burst of load on a machine with four slots made the study accept this load for good."""
+    level = Level()
+    for wave in range(num_waves):
+        assert not level.is_stuck(Kind.search)
+        for slot in range(num_at_once):
+            level.note(Outcome.disturbed, began_s=20.0 * wave + slot, ended_s=20.0 * wave + slot + 10.0)
+    assert level.is_stuck(Kind.search)
+    level.note(Outcome.ok, began_s=20.0 * num_waves, ended_s=20.0 * num_waves + 10.0)
+    assert not level.is_stuck(Kind.search)
 
 
 def test_accepted_noise_level_is_restored_when_a_study_is_resumed():

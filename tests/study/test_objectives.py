@@ -5,8 +5,9 @@ import pytest
 from autotune.compare.break_even import break_even
 from autotune.compare.pareto import FRONT, front
 from autotune.errors import BadInput
+from autotune.export.formats import render
 from autotune.harness.protocol import RankResult
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.objective import ColdCompiles, Goal, fixed_s
 from tests.study.conftest import MACHINE
@@ -154,6 +155,8 @@ def test_slower_configuration_wins_if_the_baseline_violates_a_constraint(bench, 
     summary = study.run()
     assert summary["best"]["overrides"] == {"loader.batch_size": 8}
     assert summary["speedup"]["ratio"] < 1
+    assert summary["best_by_tier"]["training"]["overrides"] == {"loader.batch_size": 8}
+    assert "batch_size: 8" in render(summary, "yaml", Tier.training).text
     assert "cannot be chosen: " in "\n".join(_lines(summary, study))
 
 

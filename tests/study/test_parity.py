@@ -14,6 +14,7 @@ from autotune.trials.session import OutOfTime, Session
 from tests.study.conftest import MACHINE
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.listener import RecordingListener
+from tests.support.records import a_trial
 
 GAINS = {("precision.amp", "bf16"): 2.0, ("layout.channels_last", True): 1.2}
 
@@ -155,6 +156,33 @@ def test_search_after_a_failed_comparison_leaves_out_the_failed_change(bench):
     assert failed.changed == {"precision.amp": "bf16"}
     assert later
     assert all("precision.amp" not in trial.changed for trial in later)
+
+
+@pytest.mark.parametrize(
+    ("more", "outcome"),
+    [
+        ({}, Outcome.ok),
+        ({"violations": {"constraints.max_step_p95_s": 0.5}}, Outcome.infeasible),
+        ({"reason": "slower; constraints.max_power_w could not be checked"}, Outcome.infeasible),
+    ],
+)
+def test_raced_trial_that_violates_a_constraint_is_not_readmitted(more, outcome):
+    failed = {"verdict": "failed", "reason": "the loss differs"}
+    records = [
+        a_trial(0, value=50.0),
+        a_trial(1, value=100.0, changed={"precision.amp": "bf16"}),
+        a_trial(2, value=70.0, changed={"layout.channels_last": True}, outcome=Outcome.raced, **more),
+        a_trial(3, kind=Kind.parity, changed={"precision.amp": "bf16"}, outcome=Outcome.parity, evidence={"parity": failed}),
+    ]
+    session = SimpleNamespace(
+        inputs=SimpleNamespace(config=compose([], command=["true"], facts=MACHINE).config),
+        records=records,
+        searched=records[:3],
+        folder=SimpleNamespace(write_trial=lambda record: None),
+        recount=lambda: None,
+    )
+    Parity(session)
+    assert [record.outcome for record in records[1:3]] == [Outcome.parity, outcome]
 
 
 @pytest.mark.parametrize(("left_s", "has_time"), [(139.0, False), (141.0, True)])

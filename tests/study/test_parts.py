@@ -202,8 +202,11 @@ def test_vagueness_of_an_effect_is_that_of_its_narrower_interval():
     assert measured.vagueness(AMP) < 0.1 < measured.vagueness(PIN)
 
 
-def batch(estimate):
-    """Returns the idle changes of a winner with bf16 and a new batch size, whose effect is `estimate`; None for none."""
+def batch(estimate, rates=(), noise=None):
+    """Returns the idle changes of a winner with bf16 and a new batch size, whose effect is `estimate`; None for none.
+
+    `rates` are those of the winner, and of the winner without one of the two changes, in each of two rounds.
+    """
     key = "loader.batch_size"
     space = ResolvedSpace(
         domains={key: Choice((32, 64)), AMP: Choice(("off", "bf16"))},
@@ -211,7 +214,14 @@ def batch(estimate):
     )  # fmt: skip
     changed = {key: 64, AMP: "bf16"}
     winner = a_trial(7, knobs=changed, changed=changed, value=100.0)
-    return AblationResults(space, winner, [], {key: estimate, AMP: Ratio(ratio=1.6, ci=(1.5, 1.7), num_rounds=0)}).idle()
+    parts = [changed, {AMP: "bf16"}, {key: 64}]
+    trials = [
+        a_trial(8, kind=Kind.attribution, changed=part, value=rate, round=number)
+        for number in (1, 2)
+        for part, rate in zip(parts, rates, strict=False)
+    ]
+    effects = {key: estimate, AMP: Ratio(ratio=1.6, ci=(1.5, 1.7), num_rounds=0)}
+    return AblationResults(space, winner, trials, effects, noise).idle()
 
 
 def test_batch_size_is_idle_without_a_likely_gain_unless_the_estimate_is_vague():
@@ -219,6 +229,13 @@ def test_batch_size_is_idle_without_a_likely_gain_unless_the_estimate_is_vague()
     assert batch(Ratio(ratio=1.02, ci=(1.01, 1.03), num_rounds=0)).keys == {"loader.batch_size"}
     assert batch(Ratio(ratio=1.05, ci=(1.01, 1.09), num_rounds=0)) is None
     assert batch(Ratio(ratio=1.05, ci=(0.6, 1.84), num_rounds=0)) is None
+
+
+def test_batch_size_whose_gain_is_unlikely_after_two_rounds_is_idle():
+    """The 80 % interval was computed as if the 95 % interval had one degree of freedom, so it was too narrow."""
+    clear, rates = Ratio(ratio=1.3, ci=(1.2, 1.4), num_rounds=0), (100.0, 100.0 / 1.07, 60.0)
+    assert batch(clear, rates, Noise(spread=0.06, freedom=6)).keys == {"loader.batch_size"}
+    assert batch(clear, rates, Noise(spread=0.03, freedom=6)) is None
 
 
 def test_idle_changes_have_a_total_effect_within_the_limit():
@@ -267,6 +284,15 @@ def test_vagueness_of_an_estimate_is_the_half_width_of_its_interval():
     assert evidence.vagueness(WORKERS) == pytest.approx(math.log(1.05))
     assert math.isinf(evidence.vagueness(AMP))
     assert math.isinf(evidence.vagueness(PIN))
+
+
+def test_single_trials_are_no_rounds():
+    trials = rounds((AMP,), values=[60.0])
+    assert AblationResults(SPACE, WINNER, trials).num_rounds == 2
+    for number, trial in enumerate(trials, 1):
+        trial.round = number
+    apart = AblationResults(SPACE, WINNER, trials)
+    assert (apart.num_rounds, apart.ratio(apart.parts[AMP])) == (0, None)
 
 
 def test_no_change_is_idle_if_all_have_an_effect():

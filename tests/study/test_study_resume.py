@@ -16,7 +16,9 @@ from autotune.errors import BadInput, NothingWorked
 from autotune.records import REPORTED, Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
-from tests.study.conftest import MACHINE
+from autotune.study.proposals import NO_IMPROVEMENT
+from autotune.study.resuming import read_earlier
+from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.rows import more
 
@@ -211,6 +213,18 @@ def test_resumed_study_counts_the_time_used_before(bench, tmp_path):
     assert summary["seconds"]["total"] == pytest.approx(spent_s + study.clock.now_s - began_s, abs=15)
 
 
+def test_time_of_a_baseline_that_was_cut_off_counts_once(study, tmp_path):
+    folder = study.folder = killed(study, tmp_path, "trial_started", 1)
+    lines = [{"time_s": at_s, "phase": phase, "step": 0} for at_s, phase in ((2.0, "import"), (62.0, "steady"))]
+    (folder.trial_path(0) / "progress.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_earlier(folder).spent_s == pytest.approx(60.0)
+    again = StudyFolder(tmp_path / "again" / "s")
+    Cut(study, "started", 1, again.path)
+    began_s = study.clock.now_s
+    assert resume(study, folder)["seconds"]["total"] == pytest.approx(60.0 + study.clock.now_s - began_s, abs=1.0)
+    assert read_earlier(again).spent_s == pytest.approx(60.0), "killed again before the baseline began"
+
+
 def test_complete_study_continues_with_a_larger_budget(bench):
     study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=4)
     before = study.run()
@@ -219,6 +233,26 @@ def test_complete_study_continues_with_a_larger_budget(bench):
     assert len(summary["trials"]) > len(before["trials"]) + 10
     assert summary["budget_s"] == 720
     assert "minutes: 12" in study.folder.config_file.read_text()
+
+
+def test_study_interrupted_in_the_finals_searches_again_only_with_a_larger_budget(bench, tmp_path):
+    """A search that had ended with time left tried up to five more configurations, which could become finalists."""
+
+    def failures(number, knobs):
+        num_finals = sum(kind is Kind.final for _, kind, *_ in study.listener.named("trial_started"))
+        return Failure(raises=KeyboardInterrupt) if num_finals == 3 and not stopped and not stopped.append(number) else None
+
+    stopped, file = [], tmp_path / "space.yaml"
+    file.write_text("loader.batch_size: [16, 32, 64, 128]\nprecision.amp: auto\nthreads.intra: [1, 2, 4]\n")
+    surface = Surface(gains=FAST, loader_per_s=1e6, noise_frac=0.002, half_batch=2.0, failures=failures)
+    study = bench(surface, RATES, f"search_space={file}", minutes=120)
+    assert study.run()["status"] == "interrupted"
+    num = len(searched(study.trials))
+    summary = resume(study, study.folder)
+    assert (summary["status"], summary["reason"]) == ("complete", NO_IMPROVEMENT)
+    assert len(searched(study.trials)) == num
+    resume(study, study.folder, "study.budget.minutes=240")
+    assert len(searched(study.trials)) > num
 
 
 @pytest.mark.thorough

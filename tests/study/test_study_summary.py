@@ -146,11 +146,49 @@ def test_speedup_without_a_pair_uses_the_repeated_baseline_as_far_as_it_is_relia
         assert speedup_of(summary, summary["best_by_tier"]["exact"])["ratio"] == pytest.approx(ratio)
 
 
+def test_without_a_pair_the_finals_choice_is_exported_with_its_own_ratio():
+    """The search's leader, which the choosing round rejected, was exported with the ratio of the chosen configuration."""
+    records = [trial(0, 100.0), trial(1, 140.0, ci=(139.0, 141.0)), trial(2, 150.0)]
+    records += [final(3, 1, 139.0, (138.0, 140.0)), final(4, 2, 120.0, (119.0, 121.0))]
+    decision = Decision(finalist=records[1], reason="it has not been measured again against the baseline")
+    summary = summarise(ABOUT, records, Standing(status="interrupted", decision=decision))
+    assert (summary["best"]["trial"], summary["best"]["overrides"]) == (1, {"env.A": "1"})
+    assert summary["best_by_tier"]["training"]["trial"] == 1
+    said = speedup_of(summary, summary["best"])
+    assert (said["trial"], said["ratio"]) == (1, pytest.approx((140.0 * 139.0) ** 0.5 / 100))
+
+
+def test_finals_choice_that_failed_or_is_no_faster_is_not_exported_without_a_pair():
+    def best(finalist, *again):
+        records = [trial(0, 100.0), trial(1, 100.5), trial(2, 150.0), trial(3, 160.0), *again]
+        decision = Decision(finalist=records[finalist], reason="no time was left to measure it again against the baseline")
+        summary = summarise(ABOUT, records, Standing(status="complete", decision=decision))
+        return summary["best"]["trial"], summary["speedup"]["trial"], summary["speedup"]["ratio"]
+
+    crash = final(4, 2, None)
+    crash.outcome = Outcome.crash
+    assert best(1) == (0, 1, pytest.approx(1.005))
+    assert best(2) == (2, 2, pytest.approx(1.5))
+    assert best(2, crash) == (3, 3, pytest.approx(1.6))
+
+
 def test_best_of_a_lower_tier_is_reported_as_measured_in_the_search():
     records = [trial(0, 100.0), trial(1, 150.0, tier=Tier.numerics), trial(2, 120.0), trial(3, 200.0, tier=Tier.training)]
     tiers = summarise(ABOUT, records, Standing(status="running"))["best_by_tier"]
     assert [tiers[tier]["trial"] for tier in ("exact", "numerics", "training")] == [2, 1, 3]
     assert tiers["exact"]["measured_in"] == "search"
+
+
+def test_no_tier_offers_a_baseline_that_violates_a_constraint():
+    slower = Ratio(ratio=0.8, ci=(0.78, 0.82), num_rounds=3)
+    records = [trial(0, 100.0, Outcome.infeasible), trial(1, 80.0), trial(2, 90.0, tier=Tier.training)]
+    decision, lower = (
+        Decision(finalist=records[n], ratio=slower, verdict="same", values={0: [100.0], n: [80.0]}) for n in (2, 1)
+    )
+    summary = summarise(ABOUT, records, Standing(status="complete", decision=decision, tiers={1: lower}))
+    tiers = summary["best_by_tier"]
+    assert [tiers[tier]["trial"] for tier in ("exact", "numerics", "training")] == [1, 1, 2]
+    assert [tiers[tier]["speedup"]["ratio"] for tier in ("exact", "training")] == [0.8, 0.8]
 
 
 def test_configuration_that_failed_when_repeated_is_not_the_best_of_a_tier():
