@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.utils.data._utils import worker as loader_worker
 
 from . import members
 from .batches import CallSizes
@@ -39,6 +40,8 @@ KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
+# After this many outermost calls, a search ends in a process that has made no optimizer: it begins again if one is made.
+IDLE_CALLS = 64
 
 
 class Root:
@@ -104,6 +107,7 @@ class ModuleWatch:
         self.is_looking = False
         self.is_counting = context.spec.mode != "apply"
         self._look_until, self._calls_left = DISCOVERY_STEPS, math.inf
+        self._idle_calls_left: float = IDLE_CALLS
         self._patch_wrappers()
         self.look()
         self._watch_autocast()
@@ -126,6 +130,8 @@ class ModuleWatch:
         def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
+            if not self._may_train():
+                return call(module, *args, **kwargs)
             if self.is_counting:
                 self._see(module)
             is_candidate = module.training or self._trains_in_evaluation()
@@ -143,6 +149,34 @@ class ModuleWatch:
         # The compiler traces `call` instead: a graph with our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
+
+    def _may_train(self) -> bool:
+        """Whether this process may train, as far as is known; if not, the search ends, because it slows down every call.
+
+        Loader workers call transforms that are modules, and actors of reinforcement learning call a policy.
+        """
+        self._idle_calls_left -= 1
+        if self._idle_calls_left >= 0 and loader_worker._worker_info is None:
+            return True
+        self.end_search()
+        return False
+
+    def forked(self) -> None:
+        """Limits the search in a forked process, which has its parent's optimizers but may not train."""
+        self._idle_calls_left = IDLE_CALLS
+        if self._context.is_over:
+            self.end_search()
+
+    def begin_training(self) -> None:
+        """Lets the search go on, or begin again; called before the first step of this process, which hence trains."""
+        self._idle_calls_left = math.inf
+        if not self.is_looking:
+            self.look_again()
+
+    def end_search(self) -> None:
+        """Stops the search for roots; `look_again` begins it anew."""
+        self.is_looking = False
+        self.uninstall()
 
     def _is_made_anew(self, module: Any) -> bool:
         # The program makes a new wrapper in each step. The modules inside it are called in all steps, so they are the roots.
@@ -162,6 +196,7 @@ class ModuleWatch:
     def look_again(self) -> None:
         """Searches for roots again; called when an optimizer is made, because it may train modules that are no roots yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
+        self._idle_calls_left = math.inf
         self._calls_left = UNCOUNTED_CALLS if self._context.optimizers.is_uninstalled else math.inf
         if self.nesting.depth:
             self.is_looking = True  # the search starts when the root's call is over
@@ -170,7 +205,7 @@ class ModuleWatch:
 
     def _continue_search(self) -> None:
         self._calls_left -= 1
-        if self._calls_left > 0:
+        if self._calls_left > 0 and self._may_train():
             self.look()
             return
         self.is_looking = False  # the new optimizer never steps, for example because it is a copy
@@ -444,8 +479,7 @@ class ModuleWatch:
     def step_done(self) -> None:
         """Stops the search for roots after enough steps; called after each counted step."""
         if self._context.num_steps >= self._look_until:
-            self.is_looking = False
-            self.uninstall()
+            self.end_search()
             self._knobs.checkpointing.stop_watching()
             if self._autocasts is not None and not self._knobs.replaces_autocast:
                 self._autocasts.uninstall()

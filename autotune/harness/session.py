@@ -92,6 +92,7 @@ class Session(TrialContext):
         self.is_child, self.phases.is_writing = True, False
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
+        self.modules.forked()
 
     def activate(self) -> None:
         """Makes this process report for its rank; called before the first optimizer step is counted."""
@@ -113,6 +114,7 @@ class Session(TrialContext):
                 self.peers.claim()
             elif self.rank == 0:
                 self.peers.lead()
+        self.modules.begin_training()
         for handler in self.handlers:
             handler.on_activate()
         if self.spec.skipped:
