@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from . import batches, collating, members, persistent, sites, worker
+from .checkpointing import is_in_backward
 from .members import nothing
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
@@ -71,6 +73,7 @@ class Loader:
         self.wait_s = 0.0
         self.num_yields = 0
         self.is_read = False  # whether a batch was fetched while gradients were disabled, as for an evaluation
+        self.thread, self.is_read_elsewhere = 0, False  # thread that fetched the last batch; whether another thread steps
         self._evaluated = (0.0, 0.0, 0)  # samples, wait_s, num_yields when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
@@ -225,6 +228,14 @@ class Loader:
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode, possibly on batches of this loader."""
         self._evaluated = (self.samples, self.wait_s, self.num_yields)
+
+    def note_reader(self) -> bool:
+        """Returns whether another thread than this one, which steps, fetches the batches: its waits overlap with the steps.
+
+        False within a backward pass: if the optimizer steps there, this may be a thread of autograd.
+        """
+        self.is_read_elsewhere = self.thread not in (0, threading.get_ident()) and not is_in_backward()
+        return self.is_read_elsewhere
 
     def take(self) -> Tuple[float, float, int]:
         """Returns samples, seconds waited for input and number of batches since the last step.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -88,7 +89,7 @@ class LoaderWatch:
         patches.install(kind, "__init__", around)
 
     def _patch_iteration(self) -> None:
-        watch, monotonic, tensor, knobs = self, time.monotonic, Tensor, self._spec.knobs
+        watch, monotonic, get_ident, tensor, knobs = self, time.monotonic, threading.get_ident, Tensor, self._spec.knobs
         units_per_sample = self._units_per_sample
 
         def around_start(start: Any) -> Any:
@@ -137,6 +138,7 @@ class LoaderWatch:
                 watch._current = info
                 if info.last_facts is not None:
                     watch._guarded(info.compare)
+                info.thread = get_ident()
                 began_s = monotonic()
                 batch = advance(self)
                 if not torch.is_grad_enabled():
@@ -300,8 +302,6 @@ class LoaderWatch:
 
     def _yielded(self, info: Loader, batch: Any, wait_s: float, probe: Optional[batches.BatchSizeProbe]) -> None:
         try:
-            if not info.num_yields:
-                self.touched.append(info)
             info.num_yields += 1
             info.wait_s += wait_s
             shape, sizes = batches.first_shape(batch), info.sizes
@@ -318,6 +318,8 @@ class LoaderWatch:
             if self._is_examining and info.needs_facts:
                 info.note_facts(batches.first_tensor(batch))
                 info.usual_batch = None  # the next batches must come here as well
+            if info not in self.touched:  # last: if another thread ends a step before this line, the batch is of the next step
+                self.touched.append(info)
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
         except Exception:
@@ -366,6 +368,7 @@ class LoaderWatch:
             info.total_samples += taken
             info.total_wait_s += waited_s
             info.total_batches += num_batches
+            waited_s = 0.0 if info.note_reader() else waited_s
             if info is training:
                 samples = taken
                 wait_s += waited_s
@@ -402,6 +405,10 @@ class LoaderWatch:
     def is_idle(self) -> bool:
         """Whether no loader was asked for a batch for some steps, so that forward calls should be counted."""
         return self._idle.is_long(self.training)
+
+    def is_read_elsewhere(self) -> bool:
+        """Whether another thread than this one, which steps, fetches the batches of the training loader."""
+        return self.training is not None and self.training.note_reader()
 
     def _compare_with_call(self, training: Loader) -> None:
         """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""

@@ -213,6 +213,7 @@ class Session(TrialContext):
         if self.num_steps == 1:
             self.window.first_step()
         is_alone = self.world_size == 1 and not self._is_stepped_by_hand and self.loaders.unit_source == "loader"
+        is_alone = is_alone and not self.loaders.is_read_elsewhere()
         optimizers = self.optimizers
         is_usual = optimizers.scaler is None and not optimizers.is_in_parts
         is_settled = not self.modules.is_looking and is_usual and self.num_steps > self._eager_steps
