@@ -81,6 +81,12 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     assert found.window.samples == 12 * found.window.steps
 
 
+def test_loader_without_workers_is_not_judged_by_its_cold_start(trial: Trial) -> None:
+    found = trial("kinds.py", "cold").result()
+    assert found.loader_rate_per_s is not None
+    assert found.loader_rate_per_s > (sum(found.steps["samples"]) + 12) / 1.5  # 1.5 s to open the data set
+
+
 def test_batches_that_another_thread_fetches_during_the_steps_are_not_waited_for(trial: Trial) -> None:
     found = trial("threaded.py").result()
     assert (found.status, found.unit_source, found.data_wait_frac) == ("measured", "loader", 0.0)

@@ -509,4 +509,23 @@ def growing():
             time.sleep(0.002)
 
 
+def cold():
+    """The data set opens its file at the first item, which takes 1.5 seconds."""
+
+    class Opened(TensorDataset):
+        is_open = False
+
+        def __getitem__(self, index):
+            if not self.is_open:
+                self.is_open = time.sleep(1.5) is None
+            return super().__getitem__(index)
+
+    model, optimizer = linear()
+    for x, y in itertools.chain.from_iterable(itertools.repeat(DataLoader(Opened(*data.tensors), batch_size=12))):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        time.sleep(0.005)
+        optimizer.step()
+
+
 globals()[KIND]()
