@@ -139,6 +139,8 @@ class LoaderWatch:
                 if info.last_facts is not None:
                     watch._guarded(info.compare)
                 info.thread = get_ident()
+                if watch._context.clock.begin is not None:
+                    watch._asked()
                 began_s = monotonic()
                 batch = advance(self)
                 if not torch.is_grad_enabled():
@@ -299,6 +301,12 @@ class LoaderWatch:
         )
 
     # --- batches and steps ---
+
+    def _asked(self) -> None:
+        try:
+            self._context.clock.batch_is_asked()
+        except Exception:
+            self._context.broke("timing the wait for a batch")
 
     def _yielded(self, info: Loader, batch: Any, wait_s: float, probe: Optional[batches.BatchSizeProbe]) -> None:
         try:
