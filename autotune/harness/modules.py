@@ -67,6 +67,12 @@ class Root:
         """The module; None if it no longer exists."""
         return self._module()
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the module, its parameters, or samples that no step has taken yet still exist."""
+        is_counted = bool(self.calls.samples or self.calls.set_aside)
+        return is_counted or self.module is not None or self._first() is not None
+
     def is_replaced_by(self, module: Any) -> bool:
         """Whether the program has made another object of the same class around the same parameters, and dropped this one."""
         first = self._first() if self.module is None and self._kind is type(module) else None
@@ -233,7 +239,8 @@ class ModuleWatch:
 
     def _adopt(self, module: Any) -> Root:
         root = Root(module, module_knobs.observe(module), self._context.spec.passed.get("loader.batch_size"))
-        self.roots.append(root)
+        # A program may train a new copy of its model for each task or client: thousands of roots would slow down every step.
+        self.roots = [*(known for known in self.roots if known.is_needed), root]
         self._sharding.meet(module)
         self._context.sharing.meet(module)
         if not self._is_prepared(members.attribute(module, "module")):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,13 @@ def test_search_for_models_begins_again_in_a_forked_process_that_trains(trial: T
     found = trial("transforms.py", "trains", knobs={"precision.amp": "bf16"}).result()
     assert (found.status, found.detected["modules"]) == ("measured", ["Linear"])
     assert found.knobs["precision.amp"].status == APPLIED
+
+
+def test_copies_of_the_model_that_are_gone_are_forgotten(trial: Trial) -> None:
+    run = trial("kinds.py", "copies")
+    number = re.search(r"roots: (\d+)", run.stdout)
+    assert number is not None, run.stderr
+    assert int(number[1]) <= 3
 
 
 def test_steps_are_counted_if_modules_are_made_anew_in_each_step(trial: Trial) -> None:
