@@ -115,6 +115,17 @@ def test_tensor_that_changes_on_the_host_is_copied_again(transfer: Any, change: 
     assert not streams.handed_over
 
 
+def test_tensor_that_requires_gradients_since_it_was_copied_is_copied_again(transfer: Any) -> None:
+    _, streams = transfer(ahead=True)
+    for x, _ in loader():
+        x.requires_grad_()
+        moved = x.to(DEVICE)
+        assert moved.requires_grad
+        assert moved.grad_fn is not None
+    assert streams.began
+    assert not streams.handed_over
+
+
 def test_batches_collected_in_a_list_are_not_all_copied_ahead(transfer: Any) -> None:
     _, streams = transfer(ahead=True)
     batches = loader()

@@ -204,7 +204,12 @@ class TransferKnobs(KnobHandler):
         if layout is not None:
             wanted["memory_format"] = layout
         ready = leaf.take()
-        if ready is not None and ready[0].device == device and tensor._version == leaf.version:
+        if (
+            ready is not None
+            and ready[0].device == device
+            and tensor._version == leaf.version
+            and _has_its_grad(ready[0], tensor)
+        ):
             self._streams.hand_over(*ready)
             self.num_ahead += 1
             return to(ready[0], **wanted)
@@ -224,6 +229,11 @@ class TransferKnobs(KnobHandler):
         if self._context.device == "cpu":
             return KnobReport(NOT_APPLICABLE, NOTHING_TO_COPY, False)
         return KnobReport(NOT_APPLICABLE, missing, False) if asked and missing else KnobReport(APPLIED, "", asked)
+
+
+def _has_its_grad(copy: Any, tensor: Any) -> bool:
+    """Whether a copy requires gradients as one made now would: the program may have called `requires_grad_()` since."""
+    return bool(copy.requires_grad == (tensor.requires_grad and torch.is_grad_enabled()))
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
