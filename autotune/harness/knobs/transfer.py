@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .. import batches
+from .. import adapters, batches
 from ..context import TrialContext
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
@@ -170,7 +170,8 @@ class TransferKnobs(KnobHandler):
         def around(is_cuda: bool, own: Any) -> Any:
             def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 leaf = leaves.get(id(tensor))
-                if leaf is None or leaf.tensor() is not tensor:
+                # A library's tensor may keep its class in `to`, but not in `cuda`, so the one cannot stand in for the other.
+                if leaf is None or leaf.tensor() is not tensor or (is_cuda and type(tensor) is not Tensor):
                     return own(tensor, *args, **kwargs)
                 return move(leaf, own_to, *as_to(*args, **kwargs)) if is_cuda else move(leaf, own, args, kwargs)
 
@@ -188,6 +189,7 @@ class TransferKnobs(KnobHandler):
 
         for name in ("to", "cuda"):
             patches.install(torch.Tensor, name, functools.partial(around, name == "cuda"))
+        adapters.keep_class_in(torch.Tensor.to)
         if self._is_ahead:
             patches.install(torch.Tensor, "numpy", around_array)
 
