@@ -77,6 +77,7 @@ class Loader:
         self._evaluated = (0.0, 0.0, 0)  # samples, wait_s, num_yields when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
+        self.num_steps_before = 0  # steps of the loaders whose place it took, which count as its own when loaders are compared
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
         self.made_step = 0  # steps before it was last made
@@ -85,6 +86,11 @@ class Loader:
         self._epoch_length: Optional[int] = None  # its number of batches; None if not known
         self._reading_began = -1  # steps before the last iteration, if it began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
+
+    @property
+    def num_steps_ranked(self) -> int:
+        """Steps that it or the loaders before it fed."""
+        return self.num_steps_before + self.num_steps_fed
 
     def renew(self, arguments: Dict[str, Any]) -> None:
         """Records the loader's arguments. Called each time the program makes the loader, for example in each epoch."""

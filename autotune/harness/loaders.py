@@ -179,7 +179,9 @@ class LoaderWatch:
                 context.modules.evaluated()
             info.begins_epoch(num_steps)
             is_evaluated = context.modules.is_evaluated
-            over = [each for each in self.touched if is_evaluated or (each is not info and each.num_steps_fed * 2 < num_steps)]
+            over = [
+                each for each in self.touched if is_evaluated or (each is not info and each.num_steps_ranked * 2 < num_steps)
+            ]
             if info is not self.training or info.steps_per_epoch > SHORT_EPOCH or not (over or is_evaluated):
                 return
             for each in over:
@@ -380,7 +382,7 @@ class LoaderWatch:
             if info is training:
                 samples = taken
                 wait_s += waited_s
-            elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
+            elif info.num_steps_ranked * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
                 is_foreign = True
             else:  # a second loader that also feeds the steps
                 wait_s += waited_s
@@ -431,8 +433,8 @@ class LoaderWatch:
         training = self.training
         if training is None or not training.total_samples:
             return False
-        num_fed = training.num_steps_fed + self._num_in_turn + self._idle.num_kept
-        if training.num_steps_fed >= LEAST_STEPS:
+        num_fed = training.num_steps_ranked + self._num_in_turn + self._idle.num_kept
+        if training.num_steps_ranked >= LEAST_STEPS:
             num_fed += self._idle.num_open(training)
         return num_steps <= 2 or num_fed * 2 >= num_steps
 
@@ -446,10 +448,11 @@ class LoaderWatch:
             info.num_steps_running = info.num_steps_running + 1 if info.fed_step == num_steps - 1 else 1
             info.fed_step = num_steps
             is_taking_over = info.num_steps_running > 1 and training is not None and training.fed_step < num_steps - 1
-            if training is None or is_taking_over or info.num_steps_fed > training.num_steps_fed:
+            if training is None or is_taking_over or info.num_steps_ranked > training.num_steps_ranked:
                 training = info
         if training is not self.training and training is not None and self.training is not None:
-            training.num_steps_fed = max(training.num_steps_fed, self.training.num_steps_fed)
+            missing = self.training.num_steps_ranked - training.num_steps_ranked
+            training.num_steps_before += max(0, missing)
         is_over = training is not None and num_steps >= LEAST_STEPS and training.is_given_up
         self.training = None if is_over else training
 

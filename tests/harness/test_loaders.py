@@ -81,6 +81,12 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     assert found.window.samples == 12 * found.window.steps
 
 
+def test_batches_per_step_are_those_of_the_loader_that_trains_now(trial: Trial) -> None:
+    found = trial("kinds.py", "stages").result()
+    assert found.observed["loader.batch_size"] == 6
+    assert found.detected["batches_per_step"] == 4  # with the steps of the first loader, it would be less
+
+
 def test_loader_without_workers_is_not_judged_by_its_cold_start(trial: Trial) -> None:
     found = trial("kinds.py", "cold").result()
     assert found.loader_rate_per_s is not None

@@ -529,6 +529,18 @@ def copies():
             print("roots:", len(found), flush=True)
 
 
+def stages():
+    """Accumulates the gradients of four batches, first of one loader, later of another with smaller batches."""
+    model, optimizer = linear()
+    for size, steps in ((12, 20), (6, 10**9)):
+        taken = itertools.chain.from_iterable(itertools.repeat(DataLoader(data, batch_size=size, shuffle=True)))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for x, y in itertools.islice(taken, 4):
+                nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
 def cold():
     """The data set opens its file at the first item, which takes 1.5 seconds."""
 
