@@ -288,6 +288,8 @@ class ModuleWatch:
                 if not hasattr(context, "is_autotunes_own"):
                     if self._knobs.replaces_autocast:
                         self._knobs.replace_autocast(context)
+                    elif hasattr(context, module_knobs.OWN_STATE):
+                        self._knobs.restore_autocast(context)
                     elif self.nesting.depth and context._enabled:
                         self._knobs.note_inner_autocast(context)
                 return enter(context)
@@ -488,7 +490,7 @@ class ModuleWatch:
         if self._context.num_steps >= self._look_until:
             self.end_search()
             self._knobs.checkpointing.stop_watching()
-            if self._autocasts is not None and not self._knobs.replaces_autocast:
+            if self._autocasts is not None and not self._knobs.must_watch_autocast:
                 self._autocasts.uninstall()
 
     # --- facts ---
