@@ -26,6 +26,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     idle_steps.py             counts steps on batches that the program has kept
     collating.py              whether a collate function uses only the first sample of a batch
     worker_starts.py          how a loader's workers start, and which processes they are
+    unpickled.py              loads the harness by its path in a worker that was started without it
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py                which modules train; counts their calls and sets their precision
     optimizers.py             detects steps

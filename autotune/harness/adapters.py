@@ -7,6 +7,7 @@ explain/stages.py and explain/kept.py know functions that read and decode images
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from .patches import patches
@@ -107,6 +108,20 @@ def is_checkpointing(module: Any) -> bool:
     from . import members
 
     return members.attribute(module, "gradient_checkpointing") is True
+
+
+# torchvision's boxes, masks and images become plain tensors in all functions but those of this set: (module, name of the set).
+KEEPING_CLASS = ("torchvision.tv_tensors._torch_function_helpers", "_FORCE_TORCHFUNCTION_SUBCLASS")
+
+
+def keep_class_in(function: Any) -> None:
+    """Lets a library's tensors keep their class in a function that replaces one of torch's.
+
+    A library that was imported before knows only torch's own function; one that is imported later finds ours.
+    """
+    name, of_set = KEEPING_CLASS
+    if name in sys.modules:
+        getattr(sys.modules[name], of_set, set()).add(function)
 
 
 class MetricReader(NamedTuple):

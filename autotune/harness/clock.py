@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
@@ -32,6 +33,7 @@ class HostClock:
         self._last_s = 0.0
         self._waiting: List[Tuple[float, Optional[float], float, bool]] = []
         self._is_noisy = False
+        self.begin: Any = None  # never set, see CudaClock
         self.gap_frac: Optional[float] = None
 
     @property
@@ -40,7 +42,10 @@ class HostClock:
         return self._origin_s or 0.0
 
     def batch_is_there(self) -> None:
-        """Called before the first forward of a step."""
+        """Called before each forward of a step."""
+
+    def batch_is_asked(self) -> None:
+        """Called when the program asks for a batch after the first forward of a step."""
 
     def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
         """Marks the end of a step and returns the host's time; on the critical path of every step."""
@@ -85,6 +90,9 @@ class CudaClock:
     The host waits for an event only if it is more than RUN_AHEAD steps ahead of the device. The device is synchronised at both
     ends of the window. The window's wall time and the sum of the times between events must agree within 1 %.
 
+    Attributes:
+        begin: the event before the first forward of the current step; None before it.
+
     Args:
         device: index of the GPU that trains, which need not be the current device; None for the current one.
     """
@@ -99,7 +107,11 @@ class CudaClock:
         self._device = device
         self._pending: Deque[Any] = deque()
         self._last: Any = None
-        self._begin: Any = None
+        self.begin: Any = None
+        self._thread = 0  # thread of `begin`
+        self._stream: Any = None  # stream of `begin`
+        self._asked: Any = None  # event at which the next batch of the step was asked for; None after a forward
+        self._waits: List[Tuple[Any, Any]] = []  # events between which the device waited for the step's later batches
         self._end_s = 0.0
         self._opened_s: Optional[float] = None
         self._gaps_s = 0.0
@@ -107,29 +119,47 @@ class CudaClock:
         self._is_idle = False  # whether the next step to finish began on an idle device; its time is then dropped
         self.gap_frac: Optional[float] = None
 
-    def _event(self) -> Any:
+    def _event(self, stream: Any) -> Any:
         event = self._cuda.Event(enable_timing=True)
-        event.record(self._cuda.current_stream(self._device))
+        event.record(stream)
         return event
 
+    def _now(self) -> Any:
+        return self._event(self._cuda.current_stream(self._device))
+
     def batch_is_there(self) -> None:
-        """Called before the first forward of a step: from here to the step's end the device has its input."""
-        if self._begin is None and not self._cuda.is_current_stream_capturing():
-            self._begin = self._event()
+        """Called before each forward of a step: from the first one to the step's end, except in waits, the device has input."""
+        if (self.begin is not None and self._asked is None) or self._cuda.is_current_stream_capturing():
+            return
+        if self.begin is None:
+            self._thread, self._stream = threading.get_ident(), self._cuda.current_stream(self._device)
+            self.begin = self._event(self._stream)
+        else:
+            self._waits.append((self._asked, self._event(self._stream)))
+            self._asked = None
+
+    def batch_is_asked(self) -> None:
+        """Called when the program asks for a batch after the first forward of a step, which may accumulate gradients."""
+        is_own = self._asked is None and threading.get_ident() == self._thread
+        if is_own and not self._cuda.is_current_stream_capturing():
+            self._asked = self._event(self._stream)
 
     def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
         """Marks the end of a step and returns the host's time; on the critical path of every step."""
-        self._pending.append((self._event(), self._begin, samples, wait_s, is_foreign))
-        self._begin = None
-        self._num_marked += 1
+        self._pending.append((self._now(), self.begin, self._waits, samples, wait_s, is_foreign))
+        self._begin_step()
         if len(self._pending) > RUN_AHEAD:
             self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued, so the device is never idle
         return time.monotonic()
 
     def leave_out(self) -> None:
         """Leaves out the time since the last step; the next step begins now."""
-        self._pending.append((self._event(), None, None, 0.0, False))
-        self._begin = None
+        self._pending.append((self._now(), None, [], None, 0.0, False))
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.begin = self._asked = None
+        self._waits = []
         self._num_marked += 1
 
     def noise(self) -> None:
@@ -139,7 +169,7 @@ class CudaClock:
     def finished(self) -> Iterator[Finished]:
         """Yields the steps whose events have completed since the last call; the very first step only sets the origin."""
         while self._pending and self._pending[0][0].query():
-            event, begin, samples, wait_s, is_foreign = self._pending.popleft()
+            event, begin, waits, samples, wait_s, is_foreign = self._pending.popleft()
             self._num_finished += 1
             if self._last is None:
                 self._last = event
@@ -155,6 +185,7 @@ class CudaClock:
             if samples is None:
                 continue
             busy_s = begin.elapsed_time(event) / 1e3 if begin is not None else step_s
+            busy_s = max(0.0, busy_s - sum(asked.elapsed_time(there) for asked, there in waits) / 1e3)
             is_quiet = self._num_finished > self._noisy_until
             yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 

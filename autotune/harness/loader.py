@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from . import batches, collating, members, persistent, sites, worker
+from .checkpointing import is_in_backward
 from .members import nothing
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
@@ -71,9 +73,11 @@ class Loader:
         self.wait_s = 0.0
         self.num_yields = 0
         self.is_read = False  # whether a batch was fetched while gradients were disabled, as for an evaluation
+        self.thread, self.is_read_elsewhere = 0, False  # thread that fetched the last batch; whether another thread steps
         self._evaluated = (0.0, 0.0, 0)  # samples, wait_s, num_yields when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
+        self.num_steps_before = 0  # steps of the loaders whose place it took, which count as its own when loaders are compared
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
         self.made_step = 0  # steps before it was last made
@@ -82,6 +86,11 @@ class Loader:
         self._epoch_length: Optional[int] = None  # its number of batches; None if not known
         self._reading_began = -1  # steps before the last iteration, if it began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
+
+    @property
+    def num_steps_ranked(self) -> int:
+        """Steps that it or the loaders before it fed."""
+        return self.num_steps_before + self.num_steps_fed
 
     def renew(self, arguments: Dict[str, Any]) -> None:
         """Records the loader's arguments. Called each time the program makes the loader, for example in each epoch."""
@@ -225,6 +234,14 @@ class Loader:
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode, possibly on batches of this loader."""
         self._evaluated = (self.samples, self.wait_s, self.num_yields)
+
+    def note_reader(self) -> bool:
+        """Returns whether another thread than this one, which steps, fetches the batches: its waits overlap with the steps.
+
+        False within a backward pass: if the optimizer steps there, this may be a thread of autograd.
+        """
+        self.is_read_elsewhere = self.thread not in (0, threading.get_ident()) and not is_in_backward()
+        return self.is_read_elsewhere
 
     def take(self) -> Tuple[float, float, int]:
         """Returns samples, seconds waited for input and number of batches since the last step.

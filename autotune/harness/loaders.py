@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -88,7 +89,7 @@ class LoaderWatch:
         patches.install(kind, "__init__", around)
 
     def _patch_iteration(self) -> None:
-        watch, monotonic, tensor, knobs = self, time.monotonic, Tensor, self._spec.knobs
+        watch, monotonic, get_ident, tensor, knobs = self, time.monotonic, threading.get_ident, Tensor, self._spec.knobs
         units_per_sample = self._units_per_sample
 
         def around_start(start: Any) -> Any:
@@ -137,6 +138,9 @@ class LoaderWatch:
                 watch._current = info
                 if info.last_facts is not None:
                     watch._guarded(info.compare)
+                info.thread = get_ident()
+                if watch._context.clock.begin is not None:
+                    watch._asked()
                 began_s = monotonic()
                 batch = advance(self)
                 if not torch.is_grad_enabled():
@@ -175,7 +179,9 @@ class LoaderWatch:
                 context.modules.evaluated()
             info.begins_epoch(num_steps)
             is_evaluated = context.modules.is_evaluated
-            over = [each for each in self.touched if is_evaluated or (each is not info and each.num_steps_fed * 2 < num_steps)]
+            over = [
+                each for each in self.touched if is_evaluated or (each is not info and each.num_steps_ranked * 2 < num_steps)
+            ]
             if info is not self.training or info.steps_per_epoch > SHORT_EPOCH or not (over or is_evaluated):
                 return
             for each in over:
@@ -298,10 +304,14 @@ class LoaderWatch:
 
     # --- batches and steps ---
 
+    def _asked(self) -> None:
+        try:
+            self._context.clock.batch_is_asked()
+        except Exception:
+            self._context.broke("timing the wait for a batch")
+
     def _yielded(self, info: Loader, batch: Any, wait_s: float, probe: Optional[batches.BatchSizeProbe]) -> None:
         try:
-            if not info.num_yields:
-                self.touched.append(info)
             info.num_yields += 1
             info.wait_s += wait_s
             shape, sizes = batches.first_shape(batch), info.sizes
@@ -318,6 +328,8 @@ class LoaderWatch:
             if self._is_examining and info.needs_facts:
                 info.note_facts(batches.first_tensor(batch))
                 info.usual_batch = None  # the next batches must come here as well
+            if info not in self.touched:  # last: if another thread ends a step before this line, the batch is of the next step
+                self.touched.append(info)
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
         except Exception:
@@ -366,10 +378,11 @@ class LoaderWatch:
             info.total_samples += taken
             info.total_wait_s += waited_s
             info.total_batches += num_batches
+            waited_s = 0.0 if info.note_reader() else waited_s
             if info is training:
                 samples = taken
                 wait_s += waited_s
-            elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
+            elif info.num_steps_ranked * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
                 is_foreign = True
             else:  # a second loader that also feeds the steps
                 wait_s += waited_s
@@ -403,6 +416,10 @@ class LoaderWatch:
         """Whether no loader was asked for a batch for some steps, so that forward calls should be counted."""
         return self._idle.is_long(self.training)
 
+    def is_read_elsewhere(self) -> bool:
+        """Whether another thread than this one, which steps, fetches the batches of the training loader."""
+        return self.training is not None and self.training.note_reader()
+
     def _compare_with_call(self, training: Loader) -> None:
         """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""
         root = next(iter(self._context.modules.roots), None)
@@ -416,8 +433,8 @@ class LoaderWatch:
         training = self.training
         if training is None or not training.total_samples:
             return False
-        num_fed = training.num_steps_fed + self._num_in_turn + self._idle.num_kept
-        if training.num_steps_fed >= LEAST_STEPS:
+        num_fed = training.num_steps_ranked + self._num_in_turn + self._idle.num_kept
+        if training.num_steps_ranked >= LEAST_STEPS:
             num_fed += self._idle.num_open(training)
         return num_steps <= 2 or num_fed * 2 >= num_steps
 
@@ -431,10 +448,11 @@ class LoaderWatch:
             info.num_steps_running = info.num_steps_running + 1 if info.fed_step == num_steps - 1 else 1
             info.fed_step = num_steps
             is_taking_over = info.num_steps_running > 1 and training is not None and training.fed_step < num_steps - 1
-            if training is None or is_taking_over or info.num_steps_fed > training.num_steps_fed:
+            if training is None or is_taking_over or info.num_steps_ranked > training.num_steps_ranked:
                 training = info
         if training is not self.training and training is not None and self.training is not None:
-            training.num_steps_fed = max(training.num_steps_fed, self.training.num_steps_fed)
+            missing = self.training.num_steps_ranked - training.num_steps_ranked
+            training.num_steps_before += max(0, missing)
         is_over = training is not None and num_steps >= LEAST_STEPS and training.is_given_up
         self.training = None if is_over else training
 

@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.utils.data._utils import worker as loader_worker
 
 from . import members
 from .batches import CallSizes
@@ -39,6 +40,8 @@ KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
+# After this many outermost calls, a search ends in a process that has made no optimizer: it begins again if one is made.
+IDLE_CALLS = 64
 
 
 class Root:
@@ -63,6 +66,12 @@ class Root:
     def module(self) -> Any:
         """The module; None if it no longer exists."""
         return self._module()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the module, its parameters, or samples that no step has taken yet still exist."""
+        is_counted = bool(self.calls.samples or self.calls.set_aside)
+        return is_counted or self.module is not None or self._first() is not None
 
     def is_replaced_by(self, module: Any) -> bool:
         """Whether the program has made another object of the same class around the same parameters, and dropped this one."""
@@ -104,6 +113,7 @@ class ModuleWatch:
         self.is_looking = False
         self.is_counting = context.spec.mode != "apply"
         self._look_until, self._calls_left = DISCOVERY_STEPS, math.inf
+        self._idle_calls_left: float = IDLE_CALLS
         self._patch_wrappers()
         self.look()
         self._watch_autocast()
@@ -126,6 +136,8 @@ class ModuleWatch:
         def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
+            if not self._may_train():
+                return call(module, *args, **kwargs)
             if self.is_counting:
                 self._see(module)
             is_candidate = module.training or self._trains_in_evaluation()
@@ -143,6 +155,34 @@ class ModuleWatch:
         # The compiler traces `call` instead: a graph with our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
+
+    def _may_train(self) -> bool:
+        """Whether this process may train, as far as is known; if not, the search ends, because it slows down every call.
+
+        Loader workers call transforms that are modules, and actors of reinforcement learning call a policy.
+        """
+        self._idle_calls_left -= 1
+        if self._idle_calls_left >= 0 and loader_worker._worker_info is None:
+            return True
+        self.end_search()
+        return False
+
+    def forked(self) -> None:
+        """Limits the search in a forked process, which has its parent's optimizers but may not train."""
+        self._idle_calls_left = IDLE_CALLS
+        if self._context.is_over:
+            self.end_search()
+
+    def begin_training(self) -> None:
+        """Lets the search go on, or begin again; called before the first step of this process, which hence trains."""
+        self._idle_calls_left = math.inf
+        if not self.is_looking:
+            self.look_again()
+
+    def end_search(self) -> None:
+        """Stops the search for roots; `look_again` begins it anew."""
+        self.is_looking = False
+        self.uninstall()
 
     def _is_made_anew(self, module: Any) -> bool:
         # The program makes a new wrapper in each step. The modules inside it are called in all steps, so they are the roots.
@@ -162,6 +202,7 @@ class ModuleWatch:
     def look_again(self) -> None:
         """Searches for roots again; called when an optimizer is made, because it may train modules that are no roots yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
+        self._idle_calls_left = math.inf
         self._calls_left = UNCOUNTED_CALLS if self._context.optimizers.is_uninstalled else math.inf
         if self.nesting.depth:
             self.is_looking = True  # the search starts when the root's call is over
@@ -170,7 +211,7 @@ class ModuleWatch:
 
     def _continue_search(self) -> None:
         self._calls_left -= 1
-        if self._calls_left > 0:
+        if self._calls_left > 0 and self._may_train():
             self.look()
             return
         self.is_looking = False  # the new optimizer never steps, for example because it is a copy
@@ -198,7 +239,8 @@ class ModuleWatch:
 
     def _adopt(self, module: Any) -> Root:
         root = Root(module, module_knobs.observe(module), self._context.spec.passed.get("loader.batch_size"))
-        self.roots.append(root)
+        # A program may train a new copy of its model for each task or client: thousands of roots would slow down every step.
+        self.roots = [*(known for known in self.roots if known.is_needed), root]
         self._sharding.meet(module)
         self._context.sharing.meet(module)
         if not self._is_prepared(members.attribute(module, "module")):
@@ -246,6 +288,8 @@ class ModuleWatch:
                 if not hasattr(context, "is_autotunes_own"):
                     if self._knobs.replaces_autocast:
                         self._knobs.replace_autocast(context)
+                    elif hasattr(context, module_knobs.OWN_STATE):
+                        self._knobs.restore_autocast(context)
                     elif self.nesting.depth and context._enabled:
                         self._knobs.note_inner_autocast(context)
                 return enter(context)
@@ -444,10 +488,9 @@ class ModuleWatch:
     def step_done(self) -> None:
         """Stops the search for roots after enough steps; called after each counted step."""
         if self._context.num_steps >= self._look_until:
-            self.is_looking = False
-            self.uninstall()
+            self.end_search()
             self._knobs.checkpointing.stop_watching()
-            if self._autocasts is not None and not self._knobs.replaces_autocast:
+            if self._autocasts is not None and not self._knobs.must_watch_autocast:
                 self._autocasts.uninstall()
 
     # --- facts ---

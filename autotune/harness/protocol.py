@@ -278,7 +278,8 @@ class RankResult:
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
-            regime, where the workers slow the device's steps down.
+            regime, where the workers slow the device's steps down, and on a CPU if another thread fetches the batches, so that
+            waits are not seen, and the loader is not far faster than the steps.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.

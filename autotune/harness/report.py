@@ -13,6 +13,8 @@ from . import process, protocol
 from .context import TrialContext
 from .knobs.module import recompile_limit_reason
 
+AMPLE = 1.25  # a loader that can make this many times the samples that the steps take does not make them wait
+
 
 def bare(context: TrialContext, status: str) -> protocol.RankResult:
     """Returns the part of the result that does not need torch: identity, exit status, phase times."""
@@ -141,6 +143,11 @@ def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: f
     found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity)
     if regime == protocol.SHARED:
         found.device_rate_per_s = None  # the workers slow the device's steps down: the rate without them is unknown
+    training, is_fast = context.loaders.training, capacity is not None and capacity > AMPLE * rate_per_s
+    if training is not None and training.is_read_elsewhere and not is_fast:
+        found.data_wait_frac = None  # steps may wait for the thread that fetches, which is not seen
+        if context.device == "cpu":  # on a GPU, events show when it has input
+            found.device_rate_per_s = None
 
 
 def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: TrialContext) -> None:

@@ -92,6 +92,7 @@ class Session(TrialContext):
         self.is_child, self.phases.is_writing = True, False
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
+        self.modules.forked()
 
     def activate(self) -> None:
         """Makes this process report for its rank; called before the first optimizer step is counted."""
@@ -113,6 +114,7 @@ class Session(TrialContext):
                 self.peers.claim()
             elif self.rank == 0:
                 self.peers.lead()
+        self.modules.begin_training()
         for handler in self.handlers:
             handler.on_activate()
         if self.spec.skipped:
@@ -211,6 +213,7 @@ class Session(TrialContext):
         if self.num_steps == 1:
             self.window.first_step()
         is_alone = self.world_size == 1 and not self._is_stepped_by_hand and self.loaders.unit_source == "loader"
+        is_alone = is_alone and not self.loaders.is_read_elsewhere()
         optimizers = self.optimizers
         is_usual = optimizers.scaler is None and not optimizers.is_in_parts
         is_settled = not self.modules.is_looking and is_usual and self.num_steps > self._eager_steps

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from . import worker
 from .cores import num_cores
@@ -24,6 +24,7 @@ from .protocol import SEPARATE, SHARED
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
 FALL_FRAC = 0.02
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue shrinks
+LEAST_BATCHES = 3  # fewer batches in a window do not tell what a batch costs
 GLANCE_S = 0.1  # minimum time between two readings; without it, ranks of a group would read at every step
 # The step and the workers share cores if together they need more cores than are available: by more than SHARED_FRAC of the
 # available cores, and by more than SHARED_CORES cores.
@@ -66,6 +67,7 @@ class Supply:
         self._closed: Optional[Reading] = None
         self._seen: Optional[Reading] = None
         self._next_glance_s = 0.0
+        self._before_window: Optional[Tuple[Any, float, float, float]] = None  # see `_totals`; None if workers count batches
 
     def _glance(self) -> Optional[Reading]:
         now_s = time.monotonic()
@@ -106,6 +108,7 @@ class Supply:
     def open_window(self) -> None:
         """Reads the counters as the window opens."""
         self._opened, self._closed = self.read(), None
+        self._before_window = self._totals() if self._opened is None else None
 
     def close_window(self) -> None:
         """Reads the counters as the window closes."""
@@ -155,13 +158,13 @@ class Supply:
         per_batch = float(training.total_samples / training.total_batches)
         end = self._closed or self.read()
         if end is None:
-            return training.total_samples / training.total_wait_s if training.total_wait_s > 0 else None
+            return self._rate_in_next()
         rates, batches, cpu_s = [], 0.0, 0.0
         for index, now in enumerate(end.workers):
             made, busy_s = now.batches, now.busy_s - now.delay_s
             before = _counters_of(self._opened, index)
             batches, cpu_s = batches + made - before.batches, cpu_s + now.cpu_s - before.cpu_s
-            if made - before.batches >= 3:  # use the window alone, without the first batch's cold start
+            if made - before.batches >= LEAST_BATCHES:  # use the window alone, without the first batch's cold start
                 made, busy_s = made - before.batches, busy_s - (before.busy_s - before.delay_s)
             if busy_s > 0:
                 rates.append(made / busy_s)
@@ -169,6 +172,21 @@ class Supply:
             return None
         most = self._num_cores() * batches / cpu_s if cpu_s > 0 else float("inf")
         return min(sum(rates), most) * per_batch
+
+    def _totals(self) -> Tuple[Any, float, float, float]:
+        """Returns the training loader and its batches, samples and seconds in __next__ so far."""
+        training = self._loaders.training
+        if training is None:
+            return None, 0.0, 0.0, 0.0
+        return training, training.total_batches, training.total_samples, training.total_wait_s
+
+    def _rate_in_next(self) -> Optional[float]:
+        """Returns the samples per second in __next__, without the first batch's cold start if the window has enough batches."""
+        before, (training, *totals) = self._before_window, self._totals()
+        if before is not None and before[0] is training and totals[0] - before[1] >= LEAST_BATCHES:
+            totals = [now - then for now, then in zip(totals, before[1:])]  # noqa: B905 (Python 3.9)
+        _, samples, wait_s = totals
+        return samples / wait_s if wait_s > 0 else None
 
     def _num_cores(self) -> float:
         bound = self._binder.num_cores if self._binder is not None else None

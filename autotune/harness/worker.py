@@ -21,6 +21,7 @@ from .patches import patches
 SLOT = struct.Struct("6d")
 READINGS = 8  # tries of `read_together`; if the thread loses its core during each of them, the last one is used
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
+UNPICKLE = "__import__('runpy').run_path(folder + '/unpickled.py')['worker_init']()"
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for a core, number of time slices
 
 
@@ -52,6 +53,17 @@ def note_asking() -> None:
     _note_asking()
 
 
+class _ByPath:
+    """Is unpickled as the class `WorkerInit`, also where the harness was not loaded.
+
+    A spawned worker has no harness if the program has changed PYTHONPATH or the trial's variable in its environment. So the
+    pickle refers only to Python's own functions and to the path of this file.
+    """
+
+    def __reduce__(self) -> Any:
+        return eval, (UNPICKLE, {"folder": os.path.dirname(os.path.abspath(__file__))})
+
+
 class WorkerInit:
     """A picklable `worker_init_fn` that calls the program's own and wraps the fetcher of this worker process.
 
@@ -72,6 +84,11 @@ class WorkerInit:
         observe: Optional[Callable[[], None]] = None,
     ) -> None:
         self.path, self.following, self.cores, self.observe = path, following, cores, observe
+
+    def __reduce__(self) -> Any:
+        # The class comes first, so the harness is loaded when `observe`, a function of the harness, is unpickled.
+        given = {"kind": _ByPath(), "given": (self.path, self.following, self.cores), "observe": self.observe}
+        return eval, ("kind(*given, observe=observe)", given)
 
     def __call__(self, worker_id: int) -> None:
         """Sets the worker up; called by torch in the worker, before the fetcher is made."""

@@ -1,5 +1,6 @@
 """The clock of a GPU, with fake events whose times the test sets."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +135,32 @@ def test_busy_time_of_a_step_counts_from_its_first_forward_pass(clock: Any, devi
         clock.mark(8, 0.0, False)
     device.synchronize()
     assert [(round(s.step_s, 6), round(s.busy_s, 6)) for s in clock.finished()] == [(0.02, 0.01)] * 2
+
+
+def test_waits_between_the_batches_of_a_step_are_no_busy_time(clock: Any, device: Device) -> None:
+    for _ in range(3):
+        for _ in range(4):
+            if clock.begin is not None:  # as in `LoaderWatch`
+                clock.batch_is_asked()
+                clock.batch_is_asked()  # of a second loader
+            device.queued_s += 0.2  # the device waits
+            clock.batch_is_there()
+            clock.batch_is_there()  # another model
+            device.queued_s += 0.05
+        assert len(clock._waits) == 3
+        clock.batch_is_asked()  # the next step's batch is fetched before this step ends
+        clock.mark(8, 0.0, False)
+    device.synchronize()
+    # An event takes 10 ms. The four times 50 ms of work include those at which a batch is asked for, and that of the end.
+    assert [round(step.busy_s, 6) for step in clock.finished()] == [0.25, 0.25]
+
+
+def test_batch_that_another_thread_asks_for_is_not_waited_for(clock: Any, device: Device) -> None:
+    clock.batch_is_there()
+    asking = threading.Thread(target=clock.batch_is_asked)
+    asking.start()
+    asking.join()
+    assert len(device.streams) == 1
 
 
 def test_clock_times_the_device_that_trains_and_not_the_current_one(device: Device) -> None:

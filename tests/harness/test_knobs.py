@@ -71,6 +71,14 @@ def test_a_trials_precision_takes_the_place_of_the_programs_own(trial: Trial, pl
     assert {line for line in run.stdout.splitlines() if line.startswith("torch.")} == {computed}
 
 
+@pytest.mark.parametrize("place", ["inner", "outer"])
+def test_the_programs_own_precision_returns_if_the_trials_cannot_be_kept(trial: Trial, place: str) -> None:
+    run = trial("own_autocast.py", place, "changes", knobs={"precision.amp": "fp16"})
+    assert run.result().knobs["precision.amp"].status == NOT_APPLICABLE  # the program changes its gradients itself
+    computed = [line for line in run.stdout.splitlines() if line.startswith("torch.")]
+    assert (computed[0], set(computed[-10:])) == ("torch.float16", {"torch.bfloat16"})
+
+
 @BY_NEW_API
 @pytest.mark.parametrize(("precision", "value"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")])
 def test_a_precision_that_the_program_sets_by_the_new_api_is_read(trial: Trial, precision: str, value: str) -> None:

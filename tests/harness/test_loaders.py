@@ -81,6 +81,41 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     assert found.window.samples == 12 * found.window.steps
 
 
+def test_batches_per_step_are_those_of_the_loader_that_trains_now(trial: Trial) -> None:
+    found = trial("kinds.py", "stages").result()
+    assert found.observed["loader.batch_size"] == 6
+    assert found.detected["batches_per_step"] == 4  # with the steps of the first loader, it would be less
+
+
+def test_loader_without_workers_is_not_judged_by_its_cold_start(trial: Trial) -> None:
+    found = trial("kinds.py", "cold").result()
+    assert found.loader_rate_per_s is not None
+    assert found.loader_rate_per_s > (sum(found.steps["samples"]) + 12) / 1.5  # 1.5 s to open the data set
+
+
+def test_batches_that_another_thread_fetches_during_the_steps_are_not_waited_for(trial: Trial) -> None:
+    found = trial("threaded.py").result()
+    assert (found.status, found.unit_source, found.data_wait_frac) == ("measured", "loader", 0.0)
+    assert found.window is not None
+    assert found.device_rate_per_s == pytest.approx(found.window.rate_per_s)
+    assert found.loader_rate_per_s is not None
+
+
+def test_whether_steps_wait_for_a_thread_that_fetches_slowly_is_unknown(trial: Trial) -> None:
+    found = trial("threaded.py", "slow").result()
+    assert (found.status, found.unit_source) == ("measured", "loader")
+    assert (found.data_wait_frac, found.device_rate_per_s) == (None, None)
+
+
+def test_loader_is_followed_if_a_step_ends_while_another_thread_counts_a_batch(trial: Trial) -> None:
+    run = trial("threaded.py", "torn", rules=dataclasses.replace(RULES, min_s=0.6))
+    assert "interrupted" in run.stdout, run.stderr
+    found = run.result()
+    assert (found.status, found.unit_source) == ("measured", "loader")
+    later = found.steps["samples"][40:]
+    assert sum(map(bool, later)) > len(later) / 2
+
+
 @pytest.mark.parametrize("words", [(), ("persistent",)])
 def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_first_pass(
     trial: Trial, words: tuple[str, ...]

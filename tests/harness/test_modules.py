@@ -1,6 +1,8 @@
 """The harness swaps the class of a model: what this must not change, and which modules are found to train."""
 
+import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, device_of, observe
 from autotune.harness.modules import ModuleWatch
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
-from tests.harness.conftest import SCRIPTS, Run, Trial
+from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
 from tests.harness.contexts import context
 
 
@@ -37,6 +39,34 @@ def test_a_wrapper_made_anew_in_each_step_is_not_taken_for_the_model(trial: Tria
     assert (found.detected["modules"], found.unit_source, set(found.steps["samples"])) == (["Linear"], "forward calls", {14})
     assert set(run.stdout.split("\n")[1:30]) == {"torch.float32"}  # the precision is set on the module in the wrapper
     assert found.knobs["precision.amp"].status == APPLIED
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("measure", "fork"), ("measure", "fork persistent"), ("measure", "forkserver"), ("apply", "fork ends")]
+)
+def test_calls_of_transforms_in_loader_workers_are_not_slowed_down(trial: Trial, mode: str, words: str) -> None:
+    run = trial("transforms.py", *words.split(), mode=mode, rules=dataclasses.replace(RULES, min_s=0.6))
+    assert "watched in workers: [False]" in run.stdout, run.stderr
+    assert mode == "apply" or run.result().detected["modules"] == ["Linear"]
+
+
+def test_search_for_models_ends_in_a_forked_process_that_only_acts(trial: Trial) -> None:
+    run = trial("transforms.py", "actor")
+    assert "watched in actor: False" in run.stdout, run.stderr
+    assert run.result().detected["modules"] == ["Linear"]
+
+
+def test_search_for_models_begins_again_in_a_forked_process_that_trains(trial: Trial) -> None:
+    found = trial("transforms.py", "trains", knobs={"precision.amp": "bf16"}).result()
+    assert (found.status, found.detected["modules"]) == ("measured", ["Linear"])
+    assert found.knobs["precision.amp"].status == APPLIED
+
+
+def test_copies_of_the_model_that_are_gone_are_forgotten(trial: Trial) -> None:
+    run = trial("kinds.py", "copies")
+    number = re.search(r"roots: (\d+)", run.stdout)
+    assert number is not None, run.stderr
+    assert int(number[1]) <= 3
 
 
 def test_steps_are_counted_if_modules_are_made_anew_in_each_step(trial: Trial) -> None:

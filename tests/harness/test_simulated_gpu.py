@@ -11,6 +11,7 @@ from autotune.harness.explain.documents import BACKWARD, FORWARD, LINES, OPTIMIZ
 from tests.harness.conftest import RULES, Trial
 
 BATCH, STEP_S = 16, 0.020
+ACCUMULATED_S = 4 * 0.018 + 0.002  # forward and backward pass of four batches, and an update
 PROGRAM = "simulated_gpu.py"
 
 
@@ -25,6 +26,16 @@ def test_rate_is_that_of_the_device_and_excludes_the_first_step_after_a_wait(tri
     assert found.window is not None
     assert found.window.rate_per_s == pytest.approx(BATCH / STEP_S, rel=0.005)
     assert (found.facts["device_uuids"], found.memory["peak_bytes"]) == (["GPU-1"], 800)
+
+
+def test_waits_for_each_of_several_batches_do_not_slow_down_the_device(trial: Trial) -> None:
+    for _ in range(3):  # as above
+        found = trial(PROGRAM, "accumulates", rules=dataclasses.replace(RULES, warmup_max_s=6.0, min_s=0.8)).result()
+        assert (found.status, found.error) == ("measured", None)
+        assert found.device_rate_per_s is not None
+        if found.device_rate_per_s == pytest.approx(4 * BATCH / ACCUMULATED_S, rel=0.1):
+            break
+    assert found.device_rate_per_s == pytest.approx(4 * BATCH / ACCUMULATED_S, rel=0.1)
 
 
 @pytest.mark.parametrize("words", [(), ("copies",)])

@@ -117,6 +117,17 @@ def test_rate_is_not_corrected_without_workers() -> None:
     assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
 
 
+@pytest.mark.parametrize(("num", "rate_per_s"), [(2, 12 * 8 / 3.02), (3, 800.0), (100, 800.0)])
+def test_wait_before_the_window_counts_only_if_the_window_has_few_batches(num: int, rate_per_s: float) -> None:
+    training = SimpleNamespace(num_workers=0, counters_file="", total_samples=80.0, total_batches=10, total_wait_s=3.0)
+    found = Supply(SimpleNamespace(training=training))
+    found.open_window()
+    training.total_samples, training.total_batches = training.total_samples + 8.0 * num, training.total_batches + num
+    training.total_wait_s += 0.01 * num
+    found.close_window()
+    assert found.capacity_per_s() == pytest.approx(rate_per_s)
+
+
 def test_batch_counter_of_a_worker_continues_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "loader0.bin")
     worker.create(path, 2)

@@ -115,6 +115,28 @@ def test_tensor_that_changes_on_the_host_is_copied_again(transfer: Any, change: 
     assert not streams.handed_over
 
 
+def test_tensor_that_requires_gradients_since_it_was_copied_is_copied_again(transfer: Any) -> None:
+    _, streams = transfer(ahead=True)
+    for x, _ in loader():
+        x.requires_grad_()
+        moved = x.to(DEVICE)
+        assert moved.requires_grad
+        assert moved.grad_fn is not None
+    assert streams.began
+    assert not streams.handed_over
+
+
+def test_tensors_of_torchvision_keep_their_class_as_without_the_knob(transfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = pytest.importorskip("torchvision.tv_tensors")
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: "moved by torch's own function")  # there is no GPU
+    transfer(non_blocking=True)
+    boxes = kinds.BoundingBoxes(torch.ones(1, 4), format="XYXY", canvas_size=(8, 8))
+    assert type(boxes.to(DEVICE)) is kinds.BoundingBoxes
+    for image in DataLoader([kinds.Image(torch.ones(3, 8, 8))], batch_size=None):  # type: ignore[arg-type]
+        assert type(image.to(DEVICE)) is kinds.Image
+        assert image.cuda() == "moved by torch's own function"  # torch drops the class there, but keeps it in `to`
+
+
 def test_batches_collected_in_a_list_are_not_all_copied_ahead(transfer: Any) -> None:
     _, streams = transfer(ahead=True)
     batches = loader()

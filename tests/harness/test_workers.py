@@ -42,6 +42,15 @@ def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Tria
     assert {"forkserver": "forkserver import main", "spawn": "--multiprocessing-fork"}[method] in told
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_start_and_are_counted_if_the_program_changes_pythonpath(trial: Trial, method: str) -> None:
+    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", is_fresh=True)
+    found = run.result()
+    assert (found.status, found.error) == ("measured", None), run.stderr
+    assert found.regime  # known only if the workers count their batches
+    assert worker(run.folder)
+
+
 @pytest.mark.thorough
 def test_knob_replaces_the_sharing_strategy_of_the_program(trial: Trial) -> None:
     run = trial("workers.py", "sharing=file_system", knobs={SHARING: "file_descriptor"}, mode="inspect")

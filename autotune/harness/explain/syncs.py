@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
+from .. import adapters
 from ..context import TrialContext
 from ..knobs.transfer import as_to, where_to
 from ..patches import Patch, patches
@@ -52,6 +53,7 @@ class SyncSites:
             self._patches.append(patches.install(torch.Tensor, name, functools.partial(self._around, kind)))
         for name in ("to", "cuda"):
             self._patches.append(patches.install(torch.Tensor, name, functools.partial(self._around_move, name == "cuda")))
+        adapters.keep_class_in(torch.Tensor.to)
         if self._is_on_gpu:
             self._patches.append(patches.install(torch.cuda, SYNCHRONIZE, functools.partial(self._around, SYNCHRONIZE)))
 

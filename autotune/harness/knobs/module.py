@@ -30,7 +30,7 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
-OWN_FORMAT = "autotune_own_format"  # attribute of the program's autocast: its format, or "off"; it may be entered many times
+OWN_STATE = "autotune_own_state"  # attribute of an autocast that the program may enter many times: (_enabled, fast_dtype)
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
@@ -84,6 +84,7 @@ class ModuleKnobs(KnobHandler):
         super().__init__(context)
         self._knobs = self.asked
         self._reports: Dict[str, KnobReport] = {}
+        self._has_replaced = False  # whether an autocast of the program was changed
         self._why_fixed = ""  # why a root cannot be given another precision
         self.checkpointing = Checkpointing()
 
@@ -203,12 +204,22 @@ class ModuleKnobs(KnobHandler):
         """Whether the trial sets the precision, so that autocast in another format does nothing where the program enters it."""
         return AMP in self._knobs
 
+    @property
+    def must_watch_autocast(self) -> bool:
+        """Whether an autocast that the program enters must be changed, or changed back."""
+        return self.replaces_autocast or self._has_replaced
+
     def replace_autocast(self, context: Any) -> None:
         """Lets an autocast that the program is about to enter change nothing if it has another format than the trial's."""
-        own = vars(context).setdefault(OWN_FORMAT, _short(context.fast_dtype) if context._enabled else "off")
-        if own not in ("off", self._knobs[AMP]):
+        is_enabled, dtype = vars(context).setdefault(OWN_STATE, (context._enabled, context.fast_dtype))
+        if is_enabled and _short(dtype) != self._knobs[AMP]:
+            self._has_replaced = True
             context._enabled = torch.is_autocast_enabled(context.device)
             context.fast_dtype = torch.get_autocast_dtype(context.device)
+
+    def restore_autocast(self, context: Any) -> None:
+        """Undoes `replace_autocast`, because the trial no longer sets the precision."""
+        context._enabled, context.fast_dtype = vars(context).pop(OWN_STATE)
 
     def note_inner_autocast(self, context: Any) -> None:
         """Notes that the program enters its own autocast inside a root's call."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .. import batches
+from .. import adapters, batches
 from ..context import TrialContext
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
@@ -170,7 +170,8 @@ class TransferKnobs(KnobHandler):
         def around(is_cuda: bool, own: Any) -> Any:
             def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 leaf = leaves.get(id(tensor))
-                if leaf is None or leaf.tensor() is not tensor:
+                # A library's tensor may keep its class in `to`, but not in `cuda`, so the one cannot stand in for the other.
+                if leaf is None or leaf.tensor() is not tensor or (is_cuda and type(tensor) is not Tensor):
                     return own(tensor, *args, **kwargs)
                 return move(leaf, own_to, *as_to(*args, **kwargs)) if is_cuda else move(leaf, own, args, kwargs)
 
@@ -188,6 +189,7 @@ class TransferKnobs(KnobHandler):
 
         for name in ("to", "cuda"):
             patches.install(torch.Tensor, name, functools.partial(around, name == "cuda"))
+        adapters.keep_class_in(torch.Tensor.to)
         if self._is_ahead:
             patches.install(torch.Tensor, "numpy", around_array)
 
@@ -204,7 +206,12 @@ class TransferKnobs(KnobHandler):
         if layout is not None:
             wanted["memory_format"] = layout
         ready = leaf.take()
-        if ready is not None and ready[0].device == device and tensor._version == leaf.version:
+        if (
+            ready is not None
+            and ready[0].device == device
+            and tensor._version == leaf.version
+            and _has_its_grad(ready[0], tensor)
+        ):
             self._streams.hand_over(*ready)
             self.num_ahead += 1
             return to(ready[0], **wanted)
@@ -224,6 +231,11 @@ class TransferKnobs(KnobHandler):
         if self._context.device == "cpu":
             return KnobReport(NOT_APPLICABLE, NOTHING_TO_COPY, False)
         return KnobReport(NOT_APPLICABLE, missing, False) if asked and missing else KnobReport(APPLIED, "", asked)
+
+
+def _has_its_grad(copy: Any, tensor: Any) -> bool:
+    """Whether a copy requires gradients as one made now would: the program may have called `requires_grad_()` since."""
+    return bool(copy.requires_grad == (tensor.requires_grad and torch.is_grad_enabled()))
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:

@@ -1,5 +1,7 @@
 """Training loops whose steps or samples are hard to count; the first word names the loop."""
 
+import copy
+import gc
 import itertools
 import sys
 import time
@@ -507,6 +509,55 @@ def growing():
             model(x).square().mean().backward()
             optimizer.step()
             time.sleep(0.002)
+
+
+def copies():
+    """Trains a new copy of the model for each client, as federated averaging does."""
+    model, _ = linear()
+    for number in itertools.count():
+        client = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(client.parameters(), lr=0.01)
+        for x, y in itertools.islice(loader, 2):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(client(x), y).backward()
+            optimizer.step()
+        model.load_state_dict(client.state_dict())
+        if number == 20:
+            del client, optimizer
+            gc.collect()
+            found = [each for each in gc.get_objects() if type(each).__name__ == "Root"]
+            print("roots:", len(found), flush=True)
+
+
+def stages():
+    """Accumulates the gradients of four batches, first of one loader, later of another with smaller batches."""
+    model, optimizer = linear()
+    for size, steps in ((12, 20), (6, 10**9)):
+        taken = itertools.chain.from_iterable(itertools.repeat(DataLoader(data, batch_size=size, shuffle=True)))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            for x, y in itertools.islice(taken, 4):
+                nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def cold():
+    """The data set opens its file at the first item, which takes 1.5 seconds."""
+
+    class Opened(TensorDataset):
+        is_open = False
+
+        def __getitem__(self, index):
+            if not self.is_open:
+                self.is_open = time.sleep(1.5) is None
+            return super().__getitem__(index)
+
+    model, optimizer = linear()
+    for x, y in itertools.chain.from_iterable(itertools.repeat(DataLoader(Opened(*data.tensors), batch_size=12))):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        time.sleep(0.005)
+        optimizer.step()
 
 
 globals()[KIND]()

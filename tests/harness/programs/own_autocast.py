@@ -26,4 +26,7 @@ while True:
     with own if "outer" in sys.argv else none:
         outputs = model(torch.ones(3, 4))
     outputs.float().sum().backward()
+    if "changes" in sys.argv:
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
     optimizer.step()

@@ -1,7 +1,7 @@
 """Trains on a GPU that this program simulates: queued work takes time there while the host continues.
 
 Words: `host` makes the host work for more than half of a step; `copies` copies each batch on a separate stream, as
-a prefetcher does.
+a prefetcher does; `accumulates` waits for each of four batches in a step.
 """
 
 import contextlib
@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 gc.disable()  # a collection of all objects takes 20 ms, which a window of 0.7 s would show
 
-FORWARD_S, BACKWARD_S, UPDATE_S, COPY_S, HOST_S = 0.006, 0.012, 0.002, 0.004, 0.012
+FORWARD_S, BACKWARD_S, UPDATE_S, COPY_S, HOST_S, WAIT_S = 0.006, 0.012, 0.002, 0.004, 0.012, 0.04
+EVERY = 4 if "accumulates" in sys.argv else 1
 MEMORY = {"reserved_bytes": {"all": {"allocated": 1000, "peak": 1000}}, "num_alloc_retries": 0}
 
 
@@ -96,17 +97,26 @@ for name, fake in {
 }.items():
     setattr(torch.cuda, name, fake)
 
+
+def collated(samples):
+    if EVERY > 1:
+        time.sleep(WAIT_S)
+    return default_collate(samples)
+
+
 data = TensorDataset(torch.randn(512, 8), torch.randn(512, 2))
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 optimizer.register_step_pre_hook(lambda *_: main.work(UPDATE_S))
 while True:
-    for x, y in DataLoader(data, batch_size=16):
+    for number, (x, y) in enumerate(DataLoader(data, batch_size=16, collate_fn=collated)):
         if "host" in sys.argv:
             time.sleep(HOST_S)
         if "copies" in sys.argv:
             x = copied(x)
         loss = nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
+        if number % EVERY == 0:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        if (number + 1) % EVERY == 0:
+            optimizer.step()

@@ -57,6 +57,8 @@ def main():
         multiprocessing.get_all_start_methods = lambda: [OPTIONS["default"]]
     if "sharing" in OPTIONS:
         torch.multiprocessing.set_sharing_strategy(OPTIONS["sharing"])
+    if "path" in OPTIONS:
+        os.environ["PYTHONPATH"] = OPTIONS["path"]
     data = Data()
     loader = DataLoader(
         data,
