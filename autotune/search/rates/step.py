@@ -36,7 +36,7 @@ RISK_GAIN = 0.02
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising; several in a row end the search
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 # On a GPU, larger batches are rarely slower. So the gain of a smaller one is multiplied by this if only its uncertainty makes
-# it promising, see `_are_needlessly_small`.
+# it promising, see `_are_needlessly_small`. It also counts that little in the expected improvement that ends a search.
 SMALL_BATCH = 0.1
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
@@ -151,8 +151,8 @@ class Step:
         if_fitting = _expected_gains(means, expected.spread) * works
         is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting * fits >= RISK_GAIN)
         self.is_held_back |= not is_worth_the_risk.all()
-        is_needless = self._are_needlessly_small(codes, expected.mean, reference)
-        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER * np.where(is_needless, SMALL_BATCH, 1.0), -1.0)
+        weights = np.where(self._are_needlessly_small(codes, expected.mean, reference), SMALL_BATCH, 1.0)
+        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER * weights, -1.0)
         places = self._open(codes, gains)
         if not places:
             return None
@@ -176,7 +176,7 @@ class Step:
         return Proposed(
             params=params[chosen],
             why=f"{_lead(params[chosen], current, reference.sides)}: {explain.changes(current, params[chosen])}, {gain}{risk}",
-            expected_improvement=self._improvement(reference.codes, codes[places], works[places] * fits[places]),
+            expected_improvement=self._improvement(reference.codes, codes[places], (works * fits * weights)[places]),
         )
 
     def _are_needlessly_small(self, codes: Codes, means: Array, reference: _Reference) -> NDArray[np.bool_]:
