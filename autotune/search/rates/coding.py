@@ -157,12 +157,10 @@ class Levelled:
         """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1.
 
         For the batch, the length grows with its doublings. For example, a program may be 30 times as fast with 32 times the
-        batch, but hardly faster if CUDA graphs replace the launches of its kernels. The later steps of a ladder interact less
-        than the first one, in proportion to their effects: fp16 instead of bf16 changes less than bf16 instead of fp32.
+        batch, but hardly faster if CUDA graphs replace the launches of its kernels.
         """
         if not self.is_ordered:
-            columns, variances = self.columns()
-            return np.asarray(columns * np.sqrt(variances))
+            return self.columns()[0]
         at = self._places()
         whole = 1.0 if self.key == BATCH else max(at[-1] - at[0], 1e-9)
         return np.asarray(_steps(len(at)) * np.sqrt(np.diff(at) / whole))

@@ -33,11 +33,14 @@ NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # the best so far is the trial with the highest forecast among this many of the fastest
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
-STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising; several in a row end the search
+# A proposal with a smaller expected improvement is unpromising; several in a row end the search. Next to the best, the expected
+# improvement is several times too high, because the forecasts are too uncertain there.
+STOP_IMPROVEMENT = 0.02
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 # On a GPU, larger batches are rarely slower. So the gain of a smaller one is multiplied by this if only its uncertainty makes
 # it promising, see `_are_needlessly_small`. It also counts that little in the expected improvement that ends a search.
 SMALL_BATCH = 0.1
+SMALL_BATCH_GAIN = 0.01  # a smaller batch that is expected to be faster by this, in logarithms, is not needless
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
 # The slower of loader and device limits the rate. The other side also counts as limiting if the log rate would be higher by at
@@ -192,7 +195,7 @@ class Step:
         if len(smaller):
             raised = codes[smaller].copy()
             raised[:, place] = reference.codes[0, place]
-            is_faster = means[smaller] >= self._forecast.means(raised).mean + STOP_IMPROVEMENT
+            is_faster = means[smaller] >= self._forecast.means(raised).mean + SMALL_BATCH_GAIN
             found[smaller] = ~is_faster & (self._chances_to_fit(raised) >= SURE_CHANCE)
         return found
 

@@ -152,12 +152,6 @@ def test_ordered_mode_inherits_the_effect_of_the_previous_one():
     assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "max-autotune inherits the loss of compiling"
 
 
-def test_later_modes_of_a_ladder_interact_less_in_proportion_to_their_effects():
-    off, first, second, _ = Levelled("any", ("off", "bf16", "fp16"), False, step=0.25).pair_columns()
-    assert np.linalg.norm(first - off) == pytest.approx(1.0)
-    assert np.linalg.norm(second - first) == pytest.approx(0.25)
-
-
 def test_conditioning_on_expected_results_equals_a_new_fit_with_them():
     places, more = [0, 3, 1, 2], [6, 12, 17]
     model, features = fitted(places, truth(CODES[places])), CODING.features(CODES[more])
