@@ -7,6 +7,7 @@ from optuna.trial import TrialState, create_trial
 
 from autotune.search import make_sampler
 from autotune.search.rates import MACHINE, MEASURED, Machine, Rules, SamplerOptions, step
+from autotune.search.rates.sampler import STOP_AFTER
 from autotune.search.rates.step import lead_of
 
 BATCH, WORKERS, AMP, PREFETCH = "loader.batch_size", "loader.num_workers", "precision.amp", "loader.prefetch_factor"
@@ -363,6 +364,14 @@ def test_search_stops_when_no_improvement_is_expected():
         num += 1
     assert 8 < num < 100
     assert study.best_value > 0.99 * max(rates_of(one)[2] for one in all_configurations())
+
+
+def test_search_stops_below_two_percent_since_expected_improvements_are_too_high():
+    for expected, is_over in ((0.019, True), (0.021, False)):
+        sampler = make_sampler("rates", seed=0, distributions=SPACE)
+        for num in range(STOP_AFTER):
+            sampler._count(step.Proposed(params={}, why="", expected_improvement=expected), num_over=num, is_provisional=False)
+        assert sampler.has_nothing_more == is_over
 
 
 def test_tpe_proposes_for_several_objectives_with_that_reason():
