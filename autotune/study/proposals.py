@@ -38,7 +38,7 @@ SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins o
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
-NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
+NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 2 % faster"
 
 
 class Search:

@@ -33,11 +33,14 @@ NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # the best so far is the trial with the highest forecast among this many of the fastest
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
-STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising; several in a row end the search
+# A proposal with a smaller expected improvement is unpromising; several in a row end the search. Next to the best, the expected
+# improvement is several times too high, because the forecasts are too uncertain there.
+STOP_IMPROVEMENT = 0.02
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 # On a GPU, larger batches are rarely slower. So the gain of a smaller one is multiplied by this if only its uncertainty makes
-# it promising, see `_are_needlessly_small`.
+# it promising, see `_are_needlessly_small`. It also counts that little in the expected improvement that ends a search.
 SMALL_BATCH = 0.1
+SMALL_BATCH_GAIN = 0.01  # a smaller batch that is expected to be faster by this, in logarithms, is not needless
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
 # The slower of loader and device limits the rate. The other side also counts as limiting if the log rate would be higher by at
@@ -151,8 +154,8 @@ class Step:
         if_fitting = _expected_gains(means, expected.spread) * works
         is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting * fits >= RISK_GAIN)
         self.is_held_back |= not is_worth_the_risk.all()
-        is_needless = self._are_needlessly_small(codes, expected.mean, reference)
-        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER * np.where(is_needless, SMALL_BATCH, 1.0), -1.0)
+        weights = np.where(self._are_needlessly_small(codes, expected.mean, reference), SMALL_BATCH, 1.0)
+        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER * weights, -1.0)
         places = self._open(codes, gains)
         if not places:
             return None
@@ -176,7 +179,7 @@ class Step:
         return Proposed(
             params=params[chosen],
             why=f"{_lead(params[chosen], current, reference.sides)}: {explain.changes(current, params[chosen])}, {gain}{risk}",
-            expected_improvement=self._improvement(reference.codes, codes[places], works[places] * fits[places]),
+            expected_improvement=self._improvement(reference.codes, codes[places], (works * fits * weights)[places]),
         )
 
     def _are_needlessly_small(self, codes: Codes, means: Array, reference: _Reference) -> NDArray[np.bool_]:
@@ -192,7 +195,7 @@ class Step:
         if len(smaller):
             raised = codes[smaller].copy()
             raised[:, place] = reference.codes[0, place]
-            is_faster = means[smaller] >= self._forecast.means(raised).mean + STOP_IMPROVEMENT
+            is_faster = means[smaller] >= self._forecast.means(raised).mean + SMALL_BATCH_GAIN
             found[smaller] = ~is_faster & (self._chances_to_fit(raised) >= SURE_CHANCE)
         return found
 

@@ -6,7 +6,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
 from autotune.search import make_sampler
-from autotune.search.rates import MACHINE, MEASURED, Machine, Rules, SamplerOptions
+from autotune.search.rates import MACHINE, MEASURED, Machine, Rules, SamplerOptions, step
+from autotune.search.rates.sampler import STOP_AFTER
 from autotune.search.rates.step import lead_of
 
 BATCH, WORKERS, AMP, PREFETCH = "loader.batch_size", "loader.num_workers", "precision.amp", "loader.prefetch_factor"
@@ -125,6 +126,18 @@ def test_batch_below_the_best_is_not_tried_on_a_gpu_only_because_it_is_uncertain
         add(study, params, rate=flat * (1 + params[BATCH] / 1e4), device_rate=flat * (1 + params[BATCH] / 1e4), loader_rate=1e6)
     params, _ = proposal(study)
     assert params[BATCH] == batch
+
+
+def test_needlessly_small_batches_do_not_prolong_a_search(monkeypatch):
+    expected = []
+    for factor in (1.0, 0.1):
+        monkeypatch.setattr(step, "SMALL_BATCH", factor)
+        study = new_study(rules=Rules(active=active, is_open=lambda params: params == with_(batch=16, amp="bf16")))
+        for params in [with_(batch=32), with_(batch=32, amp="bf16"), with_(batch=128, amp="bf16")]:
+            rate = (100.0 if params[AMP] == "off" else 180.0) * (1 + params[BATCH] / 1e4)
+            add(study, params, rate=rate, device_rate=rate, loader_rate=1e6)
+        expected.append(proposal(study)[1].expected_improvement)
+    assert 0 < expected[1] < 0.3 * expected[0]
 
 
 def test_loader_bound_program_gets_more_workers_with_that_reason():
@@ -351,6 +364,14 @@ def test_search_stops_when_no_improvement_is_expected():
         num += 1
     assert 8 < num < 100
     assert study.best_value > 0.99 * max(rates_of(one)[2] for one in all_configurations())
+
+
+def test_search_stops_below_two_percent_since_expected_improvements_are_too_high():
+    for expected, is_over in ((0.019, True), (0.021, False)):
+        sampler = make_sampler("rates", seed=0, distributions=SPACE)
+        for num in range(STOP_AFTER):
+            sampler._count(step.Proposed(params={}, why="", expected_improvement=expected), num_over=num, is_provisional=False)
+        assert sampler.has_nothing_more == is_over
 
 
 def test_tpe_proposes_for_several_objectives_with_that_reason():
