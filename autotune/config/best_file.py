@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import yaml_file
-from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
 from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
+from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
 from autotune.errors import BadInput, one_of
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob

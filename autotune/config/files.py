@@ -11,9 +11,9 @@ from typing import Any
 
 import autotune
 from autotune.config import yaml_file
-from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
 from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.config.literals import is_reference
+from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob

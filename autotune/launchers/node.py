@@ -157,7 +157,8 @@ class Agent:
         self._launcher = LocalLauncher(from_json(message["graces"], Graces), slot=slot)
         pid, started_ticks = message["tuner"]
         facts = host_facts()
-        device = configured_device(*message["device"], gpus=facts["gpus"])
+        kind, index, num = message["device"]
+        device = configured_device(kind, index, num, gpus=facts["gpus"])
         self._watch = MachineWatch(device, Clock(), CpuMonitor(tuner=(pid, started_ticks)))
         gpus = visible_gpus(facts["gpus"], os.environ)
         given = (visible_devices(os.environ) or []) if is_of_ray else []
