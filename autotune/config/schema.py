@@ -216,8 +216,8 @@ class DeviceOptions:
 
     Attributes:
         kind: auto (cuda if there is a CUDA device, else cpu), cuda or cpu.
-        index: which CUDA device, of the visible ones if CUDA_VISIBLE_DEVICES is set, else in the order of nvidia-smi. If it is 0
-            and the variable is not set, trials train on CUDA's own first GPU: of unlike ones, usually the fastest.
+        index: which CUDA device, of the visible ones if CUDA_VISIBLE_DEVICES is set, else in the order of nvidia-smi. If it is
+            0 and the variable is not set, trials train on CUDA's own first GPU: of unlike ones, usually the fastest.
         memory_limit: memory that each process may use: bytes, "8GiB" or a fraction of the device's memory between 0 and 1;
             null for no limit.
     """
