@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.device_time import COMPUTING, gain_on_device, traced, waits_for_host
+from autotune.explain.findings.busy import COMPUTING, gain_on_device, traced, waits_for_host
 from autotune.explain.findings.finding import Finding
 from autotune.explain.roofline import MATRIX_KINDS
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.device_time import idle_s
+from autotune.explain.findings.busy import idle_s
 from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import TRANSFER
 

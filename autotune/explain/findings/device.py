@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.device_time import (
+from autotune.explain.findings.busy import (
     AMP,
     COMPILE,
     COMPUTING,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.device_time import idle_s
+from autotune.explain.findings.busy import idle_s
 from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.gains import Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.explain.evidence import Evidence
+from autotune.explain.findings.busy import idle_frac
 from autotune.explain.findings.device import BATCH, gain_of_larger_batch
-from autotune.explain.findings.device_time import idle_frac
 from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import Memory
 from autotune.harness.protocol import KEEPING

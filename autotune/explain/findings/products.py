@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.device_time import (
+from autotune.explain.findings.busy import (
     AMP,
     COMPILE,
     COMPUTING,
