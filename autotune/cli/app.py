@@ -228,11 +228,17 @@ def explain(
     ] = None,
     pairs: Annotated[
         int | None,
-        optional("--pairs", metavar="N", min=2, max=100, help="With --fixed: number of pairs to measure; 4 when not given."),
+        optional(
+            "--pairs",
+            metavar="N",
+            min=2,
+            max=100,
+            help="With --fixed: number of pairs to measure, an even number; 4 when not given.",
+        ),
     ] = None,
     is_retrying: Annotated[
         bool,
-        typer.Option("--retry", help="Repeat checks that leave out a part of the program, and in which it failed therefore."),
+        typer.Option("--retry", help="Repeat checks that ran the program without one of its parts and failed."),
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,

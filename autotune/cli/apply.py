@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
 
 LENGTH = "train.epochs"  # key that decides only how long a recipe trains
-# Besides knobs, the groups of keys and the keys that have an effect on the training of a recipe.
+# What affects the training of a recipe, apart from knobs: groups of keys (with a dot at the end) and single keys.
 USED = ("model.", "data.", "train.", "program.", "device.kind", "device.index", "launch.nproc")
 EXAMPLE = "autotune apply best.yaml -- python train.py"
 MAX_SCRIPT = 1 << 16  # characters of a shell script that are searched

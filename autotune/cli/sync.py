@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NICENESS = 19  # so that mirroring does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
-SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of secrets in the command or configuration; others are inherited
+SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of the secrets typed in command or configuration; variables are inherited
 ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a killed tuner
 
 
@@ -152,7 +152,7 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
 
 
 def _is_running(folder: StudyFolder) -> bool:
-    """Whether a tuner is running the study. The tuner that started this process has ended its trials by the time it asks."""
+    """Whether another tuner is running the study than the one that started this process, which has ended its trials by now."""
     owner = owner_of(folder.path)
     return owner is not None and (owner.get("host"), owner.get("pid")) != (platform.node(), os.getppid())
 

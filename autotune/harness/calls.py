@@ -18,7 +18,8 @@ from . import batches
 from .batches import CallSizes
 
 WATCHED_STEPS = 4  # number of first steps in which the outputs of all calls are watched
-MAX_HOOKED = 4  # number of outputs of a call that are watched; a backward pass is assumed to reach one of these, or none at all
+# At most this many outputs of a call are watched. A backward pass that reaches any output is assumed to reach one of these.
+MAX_HOOKED = 4
 _GRAD_FN: Any = Tensor.grad_fn
 _REGISTER_HOOK: Any = Tensor.register_hook
 
@@ -61,9 +62,10 @@ class Calls:
         """Counts the samples of a call that begins. If this returns a `Call`, the caller must pass the outputs to `end`.
 
         A call that is smaller than the largest call, and than all calls that a backward pass has reached, is not counted until
-        a backward pass reaches it. If backward passes reach only some calls of the first steps, this holds for all later calls.
-        A call whose input was computed from an earlier call's outputs brings no new samples, unless a backward pass has come
-        since the call before.
+        a backward pass reaches it. If backward passes reach only some calls of the first steps, later calls of any size are not
+        counted until then. A call whose outputs no backward pass can reach, because they were not computed from trained
+        parameters, counts at its end. A call whose input was computed from an earlier call's outputs brings no new samples,
+        unless a backward pass has reached the last call that brought some.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.continues:
@@ -118,8 +120,8 @@ class Calls:
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
-    Samples that were set aside count only if no samples came after them. That is so if two optimizers step in each iteration,
-    the one whose steps are not counted first.
+    Samples that were set aside count only if no samples came after them. That is so if two optimizers step in each iteration
+    and the one whose steps are not counted goes first.
     """
     for name in ("samples", "set_aside"):
         for number, calls in enumerate(all_calls):

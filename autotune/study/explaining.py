@@ -159,7 +159,7 @@ class Explaining:
             until_s = study_ends_s if record is best else ends_s
             if self._is_time_for(self._pass_s(record, which), until_s):
                 self._run_pass(record, which, ends_s=until_s)
-        for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
+        for record in reversed(targets):  # the checks of the best get the time that the baseline's leave
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
 
     def _pass_s(self, record: TrialRecord, which: str) -> float:

@@ -49,10 +49,14 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _SECTION = "autotune"
 _FOLDED = ("Model metrics", "interval", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
-_OLD_ABOUT, _OLD_END = "One parent run per study", "The tables leave out trials that repeat a measurement."
+_OLD_ABOUT = "One parent run per study"
+_OLD_ENDS = (
+    "The tables leave out trials that repeat a measurement.",
+    "The tables leave out the trials after the search, except the best.",
+)
 _ABOUT = (
     "Made by autotune: a run per study and, below it, a run per trial. Params are settings. A rate that does not count has a "
-    "red cross, and `outcome` says why. The tables leave out the trials after the search, except the best."
+    "red cross, and `outcome` says why. A program's table leaves out the trials after the search, except the best."
 )
 
 
@@ -95,7 +99,7 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
         TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
     }
     note = present.get(NOTE, "")
-    if not note or note.endswith((_ABOUT, _OLD_END)) or note.startswith(_OLD_ABOUT):  # any other note is the user's own
+    if not note or note.endswith((_ABOUT, *_OLD_ENDS)) or note.startswith(_OLD_ABOUT):  # any other note is the user's own
         wanted[NOTE] = _note(experiment_id, {**present, **wanted})
     return {tag: value for tag, value in wanted.items() if _content(tag, present.get(tag)) != _content(tag, value)}
 
@@ -106,7 +110,7 @@ def _note(experiment_id: str, views: Mapping[str, str]) -> str:
     keys = [tag.removeprefix(TAG) for tag in views if tag.startswith(f"{TAG}{ALL}-") and not tag.endswith(FAILURES)]
     newest = []
     for view in keys:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged, or another program's
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged, or not written by autotune
             state = json.loads(views[TAG + view])
             newest.append((-state["createdAt"], str(state["name"]), view))
     for name, view in [*((name, view) for _, name, view in sorted(newest)), ("all programs", ALL)]:
