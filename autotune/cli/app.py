@@ -233,7 +233,7 @@ def explain(
             metavar="N",
             min=2,
             max=100,
-            help="With --fixed: number of pairs to measure, an even number; 4 when not given.",
+            help="With --fixed: number of pairs to measure, rounded up to an even number; 4 when not given.",
         ),
     ] = None,
     is_retrying: Annotated[

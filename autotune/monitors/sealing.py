@@ -24,9 +24,7 @@ BLOCK_BYTES = 1 << 20
 NUM_KNOWN = 20_000  # number of strings whose masked form is cached, since most strings occur in many events
 LEVEL = 5  # compression level
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_OUTSIDE = r"[\s\d\[\]{}:,.+\-EeINaflnrstuy]"  # numbers, true, false, null, NaN, Infinity
-_CUT_OFF = r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?'  # the last string, if the text ends within it
-_TRACE = re.compile(rf"((?:{_OUTSIDE}++|{_STRING.pattern})*+)(?:{_CUT_OFF})?", re.DOTALL)
+_OUTSIDE = re.compile(r"[\s\d\[\]{}:,.+\-EeINaflnrstuy]*")  # numbers, true, false, null, NaN, Infinity
 
 Mask = Callable[[str], str]
 
@@ -141,8 +139,8 @@ def seal_trace(path: Path, mask: Mask) -> None:
         return
     masked = functools.lru_cache(maxsize=NUM_KNOWN)(functools.partial(_masked, mask))
     text, is_whole = _text_of(path)
-    found = _TRACE.fullmatch(text)
-    kept = found[1] if found else ""
+    outside, quote, cut_off = _STRING.sub("", text).partition('"')  # the last string, if the text ends within it
+    kept = text[: len(text) - len(quote + cut_off)] if _OUTSIDE.fullmatch(outside) else ""
     if is_whole and kept == text and all(masked(string[0]) == string[0] for string in _STRING.finditer(text)):
         return
     content = _STRING.sub(lambda string: masked(string[0]), kept).encode("utf-8", "surrogateescape")

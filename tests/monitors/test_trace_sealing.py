@@ -66,6 +66,22 @@ def test_a_trace_that_is_cut_short_is_masked_as_far_as_it_goes(tmp_path: Path) -
         read_trace(path)
 
 
+def test_a_trace_may_be_cut_short_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "trace.rank0.json.gz"
+    text = gzip.decompress(traced(name=f'a "{SECRET}" \\', argument=SECRET).write(path).read_bytes())
+
+    def masked(length: int) -> str:
+        path.write_bytes(gzip.compress(text[:length], 1))
+        seal(tmp_path, SECRETS)
+        return gzip.decompress(path.read_bytes()).decode()
+
+    whole = masked(len(text))
+    assert SECRET not in whole
+    lengths = [len(masked(length)) for length in range(len(text)) if whole.startswith(masked(length))]
+    assert len(lengths) == len(text)
+    assert lengths == sorted(lengths)
+
+
 @pytest.mark.parametrize(
     "content",
     [SECRET.encode(), gzip.compress(SECRET.encode()), gzip.compress(f'{{"a": {SECRET} b}}'.encode()), b""],

@@ -241,7 +241,7 @@ def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, 
 
 
 def test_explaining_a_recording_writes_no_best_yaml(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20, is_kept=True)
     summary = made_bench.run()
     made_bench.folder.best_file.unlink()  # a recording has none
     made_bench.folder.write_summary({**summary, "recording": {"configurations": 4, "repeats": 3, "trials": 12}})
