@@ -59,16 +59,15 @@ def test_knob_replaces_the_sharing_strategy_of_the_program(trial: Trial) -> None
 
 
 @pytest.mark.parametrize(
-    ("word", "reason"),
+    ("program", "reason"),
     [
-        ("lambda=1", "the data set cannot be sent to workers that are not forked: "),
-        pytest.param(
-            "unguarded=1", "each worker that is not forked imports the program's main module", marks=pytest.mark.thorough
-        ),
+        ("workers.py", "the data set cannot be sent to workers that are not forked: "),
+        ("unguarded.py", "each worker that is not forked imports the program's main module"),
     ],
 )
-def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, word: str, reason: str) -> None:
-    run = trial("workers.py", word, "context=fork", knobs={CONTEXT: "spawn"}, mode="inspect")
+def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, program: str, reason: str) -> None:
+    words = ["lambda=1"] if program == "workers.py" else []
+    run = trial(program, *words, "context=fork", knobs={CONTEXT: "spawn"}, mode="inspect")
     found = run.result()
     assert found.applicability[CONTEXT].startswith(reason)
     report = found.knobs[CONTEXT]

@@ -83,7 +83,5 @@ def main():
             optimizer.zero_grad()
 
 
-if "unguarded" in OPTIONS:
-    main()
 if __name__ == "__main__":
     main()
