@@ -72,7 +72,7 @@ def test_refused_connection_is_one_message_with_the_command_to_retry(study, serv
     (line,) = [text for text in ended.stderr.splitlines() if text.startswith("autotune: ")]
     assert "no answer (connection refused)" in line
     assert f"8 trials of {study.name} are not tracked yet, nothing is lost" in line
-    assert f"`autotune sync {study.name} --runs-dir {study.path.parent}` completes it" in line
+    assert f"`autotune sync {study.name} --runs-dir {study.path.parent} --uri URI` completes it" in line
     assert "pass-word-1" not in ended.stderr + ended.stdout
     assert sync(study, server.uri).is_complete
     assert Mirror(server.uri, study.name).problems(study) == []

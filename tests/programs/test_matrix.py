@@ -120,9 +120,9 @@ def test_each_knob_takes_effect_or_is_reported_with_a_reason(seen: Look, program
         assert {name: facts.get(name) for name in program.saw} == program.saw
 
 
-def without_fork(targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the places where loaders are made, without the fork server's frame."""
-    return [{**each, "code": FORKED_AT.sub("", each["code"])} for each in targets]
+def without_fork(targets: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Returns the places where loaders are made, without the fork server's frame; None without a loader."""
+    return targets and [{**each, "code": FORKED_AT.sub("", each["code"])} for each in targets]
 
 
 @pytest.mark.thorough
