@@ -16,7 +16,7 @@ from torch.nn import Linear
 from .. import members
 
 # A float8 product needs a second matrix whose number of columns is a multiple of this. In the three products of a forward and
-# backward pass, this number is in_features or out_features. The batch size is only an inner dimension, which torchao pads.
+# backward pass, this matrix has in_features or out_features columns. The batch size is an inner dimension, which torchao pads.
 MULTIPLE = 16
 CONVERTED = "Float8Linear"
 CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error

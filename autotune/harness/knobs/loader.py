@@ -69,7 +69,7 @@ ON_DEVICE = (
 UNPINNABLE = "the batches of the loader are on the GPU already, and only host memory can be page-locked"
 OWN_ITERATORS = "the loader is of a library's own class, which keeps its iterators itself"
 ANOTHER_ORDER = "the loader is of a library's own class, which draws the samples in another order with workers than without"
-FORKED = "the program has no workers itself, so it may not work with workers that are started in another way"
+FORKED = "the program has no workers itself, so it may not work with workers that are not forked"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -79,7 +79,7 @@ class LoaderKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._noted: Dict[str, KnobReport] = {}  # knob key -> why it could not be set at construction
-        self._is_forking = False  # whether workers were added that are forked although that is not the default
+        self._is_forking = False  # whether the knob added workers, and they are forked although fork is not the default
 
     @property
     def asked(self) -> Dict[str, Any]:

@@ -88,7 +88,7 @@ def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[i
     for each in range(cuda.device_count()):
         if each == own or reserved_bytes(each):
             share = limit_bytes / cuda.get_device_properties(each).total_memory if limit_bytes else 1.0
-            with cuda.device(each):  # older releases of torch leave it selected
+            with cuda.device(each):  # older releases of torch would leave this GPU selected
                 cuda.set_per_process_memory_fraction(min(fraction, share), each)
     cuda.empty_cache()
 

@@ -30,7 +30,7 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
-OWN_STATE = "autotune_own_state"  # attribute of an autocast that the program may enter many times: (_enabled, fast_dtype)
+OWN_STATE = "autotune_own_state"  # attribute of an autocast: its (_enabled, fast_dtype) before the harness changed them
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
@@ -210,7 +210,7 @@ class ModuleKnobs(KnobHandler):
         return self.replaces_autocast or self._has_replaced
 
     def replace_autocast(self, context: Any) -> None:
-        """Lets an autocast that the program is about to enter change nothing if it has another format than the trial's."""
+        """Makes an autocast that the program is about to enter change nothing, unless its format is the trial's."""
         is_enabled, dtype = vars(context).setdefault(OWN_STATE, (context._enabled, context.fast_dtype))
         if is_enabled and _short(dtype) != self._knobs[AMP]:
             self._has_replaced = True

@@ -135,7 +135,7 @@ def _has_tensor_settings(optimizer: Any) -> bool:
 
 
 def _move_step_counters(optimizer: Any) -> None:
-    # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them. Fused and capturable
+    # A loaded checkpoint has its step counters on the device where the saving optimizer needed them. Fused and capturable
     # optimizers need them on the parameter's device. Torch's other optimizers read each counter in each step, so they need them
     # on the CPU.
     is_of_torch = type(optimizer).__module__.startswith("torch.optim")

@@ -137,7 +137,7 @@ class TransferKnobs(KnobHandler):
         """Returns (number of batches yielded so far, the next batch, the exception raised instead)."""
         try:
             batch = advance(iterator)
-        except StopIteration:  # raised when the program asks for the batch; a new exception, whose traceback holds no frames
+        except StopIteration:  # raised once the program asks for this batch; a new one, because its traceback holds no frames
             return iterator._num_yielded, None, StopIteration()
         except Exception as error:
             return iterator._num_yielded, None, error
@@ -234,7 +234,7 @@ class TransferKnobs(KnobHandler):
 
 
 def _has_its_grad(copy: Any, tensor: Any) -> bool:
-    """Whether a copy requires gradients as one made now would: the program may have called `requires_grad_()` since."""
+    """Whether a copy made ahead has the same `requires_grad` as a copy made now; the program may have changed it since."""
     return bool(copy.requires_grad == (tensor.requires_grad and torch.is_grad_enabled()))
 
 
