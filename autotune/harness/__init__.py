@@ -9,7 +9,8 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     boot.py                   waits for `import torch`
     state.py                  this process's session, how torch was imported here, messages to the user
     context.py                the shared facts about the trial; lets the harness's objects find each other
-    patches.py                the only place that replaces functions, or a module's class; acts when a module is imported
+    patches.py                the only place that replaces functions or the class of an nn.Module; also calls functions when a
+                              Python module is imported
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
     libraries.py              which libraries the warm server may import for the program, besides torch

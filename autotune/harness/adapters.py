@@ -48,7 +48,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # set by the tuner; the user has chosen any other address for trials
+    if own.startswith("file:"):  # set by the tuner; any other address was chosen by the user for trials
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
@@ -62,7 +62,7 @@ def _keep_files_off_the_hub(hf_api: Any) -> None:
 
         return not_uploaded
 
-    def patched(bound: Any) -> Any:  # the module also holds the methods of one object as functions
+    def patched(bound: Any) -> Any:  # the module also offers the methods of its object `api` as functions
         return lambda *arguments, **named: getattr(hf_api.api, bound.__name__)(*arguments, **named)
 
     patches.install(hf_api.HfApi, "create_commit", no_commit)
@@ -166,7 +166,7 @@ def _bar_of_lightning(trainer: Any) -> Any:
 
 def _interval_of_lightning(trainer: Any) -> Optional[int]:
     bar, found = _bar_of_lightning(trainer), []
-    if bar is not None:  # a bar shows what modules log with prog_bar=True; only one that counts batches can refresh less often
+    if bar is not None:  # a bar shows what modules log with prog_bar=True; only bars that count batches can refresh less often
         found.append(int(bar.refresh_rate) if _counts_batches(bar) else 1)
     if trainer.loggers and trainer.log_every_n_steps:
         found.append(int(trainer.log_every_n_steps))

@@ -205,7 +205,7 @@ class CallSizes:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self._first = first
         self.called: Tuple[int, ...] = ()  # shape of the last input
-        self.shape: Tuple[int, ...] = ()  # the same shape, with a leading 1 if the input is a single sample
+        self.shape: Tuple[int, ...] = ()  # shape of the last input, with a leading 1 if it is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
         # Whether the last input brings no samples beyond those of the call before: it was computed from parameters, or it is a

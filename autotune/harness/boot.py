@@ -29,8 +29,8 @@ def note_start() -> None:
 
 
 def _note_compiler(_: Any) -> None:
-    # If this list is empty, warm starts import the compiler in advance, too (trials/warm.py). That saves seconds even if a
-    # program does not use the compiler, because constructing an optimizer imports it.
+    # If no such variable has changed, warm starts import the compiler in advance, too (trials/warm.py). That saves seconds even
+    # if a program does not use the compiler, because constructing an optimizer imports it.
     state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
 
 
@@ -73,7 +73,7 @@ def wait_for_torch(spec_path: str) -> None:
         session = _guarded(_begin, spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
-        if not state.is_called:  # a warm start, which has imported libraries before the functions are replaced
+        if not state.is_called:  # a warm start: it imported libraries before the harness replaced functions
             from . import libraries
 
             _guarded(lambda: patches.reach(libraries.loaded()))

@@ -61,11 +61,11 @@ class Calls:
     def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
         """Counts the samples of a call that begins. If this returns a `Call`, the caller must pass the outputs to `end`.
 
-        A call that is smaller than the largest call, and than all calls that a backward pass has reached, is not counted until
-        a backward pass reaches it. If backward passes reach only some calls of the first steps, later calls of any size are not
-        counted until then. A call whose outputs no backward pass can reach, because they were not computed from trained
-        parameters, counts at its end. A call whose input was computed from an earlier call's outputs brings no new samples,
-        unless a backward pass has reached the last call that brought some.
+        A call that is smaller than the largest call, and than all calls that a backward pass has reached, counts only once a
+        backward pass reaches it. If backward passes reached only some calls of the first steps, this holds for all later calls,
+        whatever their size. A call whose outputs were not computed from trained parameters counts at its end, because no
+        backward pass can reach it. A call whose input was computed from an earlier call's outputs brings no new samples, unless
+        a backward pass has reached the last call that brought some.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.continues:
@@ -120,7 +120,7 @@ class Calls:
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
-    Samples that were set aside count only if no samples came after them. That is so if two optimizers step in each iteration
+    Samples that were set aside count only if no samples came after them. This happens if two optimizers step in each iteration
     and the one whose steps are not counted goes first.
     """
     for name in ("samples", "set_aside"):

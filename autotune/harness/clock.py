@@ -91,7 +91,7 @@ class CudaClock:
     ends of the window. The window's wall time and the sum of the times between events must agree within 1 %.
 
     Attributes:
-        begin: the event before the first forward of the current step; None before it.
+        begin: the event before the first forward of the current step; None until then.
 
     Args:
         device: index of the GPU that trains, which need not be the current device; None for the current one.
@@ -128,7 +128,7 @@ class CudaClock:
         return self._event(self._cuda.current_stream(self._device))
 
     def batch_is_there(self) -> None:
-        """Called before each forward of a step: from the first one to the step's end, except in waits, the device has input."""
+        """Called before each forward of a step. From the first one to the step's end, the device has input, except in waits."""
         if (self.begin is not None and self._asked is None) or self._cuda.is_current_stream_capturing():
             return
         if self.begin is None:
@@ -139,7 +139,7 @@ class CudaClock:
             self._asked = None
 
     def batch_is_asked(self) -> None:
-        """Called when the program asks for a batch after the first forward of a step, which may accumulate gradients."""
+        """Called when the program asks for another batch after the first forward of a step, to accumulate gradients."""
         is_own = self._asked is None and threading.get_ident() == self._thread
         if is_own and not self._cuda.is_current_stream_capturing():
             self._asked = self._event(self._stream)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
-LEAST_STEPS = 3  # that mean must be taken over at least this many steps
+LEAST_STEPS = 3  # the mean for GAP_TIMES must be taken over at least this many steps
 # The next gap is awaited for at most 1 / NOTICEABLE_FRAC times the longest gap's length: rarer gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long

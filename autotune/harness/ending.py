@@ -149,7 +149,7 @@ class Ending:
         return _bootstrap
 
     def around_exit(self, exit_now: Any) -> Any:
-        """Returns `os._exit`, wrapped so that the training process writes its result first: this call runs no exit handlers.
+        """Returns `os._exit`, wrapped so that the training process writes its result first: `os._exit` runs no exit handlers.
 
         If the status is not 0, nothing is written, because the log says more. `around_process` handles forked children.
         """
@@ -174,7 +174,7 @@ class Ending:
         except Exception:
             if self.error is None:
                 raise
-            traceback.print_exc()  # the result reports the program's error, not this one, which may follow from it
+            traceback.print_exc()  # not reported: it may follow from the program's error, which the result reports
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 

@@ -6,7 +6,7 @@ the other passes run in `no_sync`. In the first cycles of k calls, `no_sync` is 
 program leaves its gradients alone.
 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
-a GradScaler. Gradients are clipped once in k calls, before the call of `step()` that steps, after they have been unscaled.
+a GradScaler. Gradients are clipped once in k calls, before the call of `step()` that steps. They are unscaled before that.
 
 This does not work for a program that handles its gradients differently (clears or clips them by hand, discards them, has
 several optimizers). The harness detects such a program, mostly in the first steps by inspecting the gradients, and then leaves
@@ -63,7 +63,7 @@ class Gradients:
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._factor: Any = None  # the factor by which the gradients of the last backward pass are scaled
         self._inputs: List[Any] = []  # tensors without an optimizer that get gradients in the current backward pass
-        self._of_inputs: List[Any] = []  # weak references to these gradients, after the pass
+        self._of_inputs: List[Any] = []  # weak references to the gradients of `_inputs`, after the pass
         self._left_scale: Any = None  # the scale of a backward pass during which the harness has stopped scaling
         self._first_samples = 0.0  # samples of the forward calls before the first backward pass
         self._after_backward: Optional[List[Any]] = None
@@ -127,7 +127,7 @@ class Gradients:
     def _check_chain(self, outputs: Any, given: Any) -> None:
         """Finds out whether the program computes gradients from those of the last pass, which are scaled already.
 
-        Such a program passes them to this pass, or keeps the gradients of tensors that it does not train.
+        Such a program passes those gradients to this pass, or keeps the gradients of tensors that it does not train.
         """
         kept = [gradient for ref in self._of_inputs if (gradient := ref()) is not None]
         if kept or (self._is_dirty and not all(map(state.is_constant, given))):

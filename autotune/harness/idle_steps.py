@@ -25,7 +25,7 @@ class IdleSteps:
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self._fed_step = 0  # the last step that took a batch; steps of `Session.plain_step_hook` are left out
-        self._num_credited = 0  # idle steps since then whose samples are counted already
+        self._num_credited = 0  # idle steps since `_fed_step` whose samples are counted already
         self._num_dimensions = 0  # of the model's input in steps that a loader feeds
         self.num_kept = 0
 

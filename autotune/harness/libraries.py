@@ -39,7 +39,8 @@ class Libraries(importlib.abc.MetaPathFinder):
 
     Attributes:
         seconds: module -> how long its import took, in the order of the imports.
-        has_torch: whether one of these imports imported torch. If so, they made all changes of the environment before torch.
+        has_torch: whether one of these imports imported torch. If so, all changes of the environment before the import of torch
+            were made by these imports.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Libraries(importlib.abc.MetaPathFinder):
         self._is_over = self._is_finding = self._is_importing = self._is_shadowed = False
         self._thread = threading.get_ident()
         self._path = list(sys.path)
-        self._script_folder: Optional[str] = None  # which the interpreter puts first on the path before it runs the program
+        self._script_folder: Optional[str] = None  # put first on the path by the interpreter before it runs the program
         self._settings, self._drawn = _settings(), random.getstate()
         self._seen = set(sys.modules)
         self._developed = _developed()
@@ -105,7 +106,7 @@ class Libraries(importlib.abc.MetaPathFinder):
             return None
 
     def _is_repeatable(self, name: str, before: Tuple[Any, ...]) -> bool:
-        """Whether a fork of a process that has done this import has the same state as this process, which has just done it."""
+        """Whether a server that imports this before it forks gives its trials the same state as this process has now."""
         is_own = any(self._is_own(each) for each in self._new_modules())
         # Importing torch also makes the harness begin, which may set seeds. Whether torch may be imported is decided elsewhere.
         after = _effects()
@@ -163,7 +164,7 @@ def end() -> None:
 
 
 def loaded() -> List[Any]:
-    """Returns the imported modules of installed libraries, without torch's, which every start imports before any patch."""
+    """Returns the imported modules of installed libraries, except torch's: each start imports torch before any patch."""
     found = []
     for name, module in list(sys.modules.items()):
         place = (getattr(module, "__dict__", None) or {}).get("__file__")
@@ -239,7 +240,7 @@ def _is_unchanged(before: Tuple[Any, ...], after: Tuple[Any, ...]) -> bool:
 
 
 def _is_drawn(before: Tuple[Any, ...], after: Tuple[Any, ...]) -> bool:
-    """Whether drawing numbers explains the new state of Python's generator, so that nothing has seeded it."""
+    """Whether drawing numbers explains the new state of Python's generator; if it does, nothing has seeded the generator."""
     twin = random.Random()
     twin.setstate(before)
     for _ in range(MOST_DRAWN):

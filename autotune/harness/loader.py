@@ -59,7 +59,7 @@ class Loader:
         self.draws_by_itself = self.holds_open_file = False
         # Signs that the program expects batches of one sample, because it uses only the first sample of a batch.
         self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
-        self.last_shape: Tuple[int, ...] = ()  # of the last of several tensors in a batch; recorded for the first batches only
+        self.last_shape: Tuple[int, ...] = ()  # shape of the last tensor if a batch has several; only for the first batches
         self.rows: Optional[int] = None  # number of samples in an item, if each item of the data set is a whole batch
         self.companion = ""  # site of another loader, from which the steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
@@ -67,7 +67,7 @@ class Loader:
         self.is_on_device = False  # whether its batches are on a GPU already
         self._last_tensor: Tuple[Any, int] = (nothing, 0)  # reference to the last batch's first tensor, its version
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
-        self._drawn: List[bytes] = []  # their states before a fetch
+        self._drawn: List[bytes] = []  # states of `_generators` before a fetch
         # since the last step
         self.samples = 0.0
         self.wait_s = 0.0
@@ -77,7 +77,7 @@ class Loader:
         self._evaluated = (0.0, 0.0, 0)  # samples, wait_s, num_yields when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
-        self.num_steps_before = 0  # steps of the loaders whose place it took, which count as its own when loaders are compared
+        self.num_steps_before = 0  # steps of the loaders that it replaced; they count as its own when loaders are compared
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
         self.made_step = 0  # steps before it was last made
@@ -236,7 +236,7 @@ class Loader:
         self._evaluated = (self.samples, self.wait_s, self.num_yields)
 
     def note_reader(self) -> bool:
-        """Returns whether another thread than this one, which steps, fetches the batches: its waits overlap with the steps.
+        """Returns whether the batches are fetched outside this thread, which makes the steps. If so, waits overlap with steps.
 
         False within a backward pass: if the optimizer steps there, this may be a thread of autograd.
         """

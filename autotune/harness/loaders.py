@@ -3,7 +3,7 @@
 Knobs must be set when a loader is constructed, but it is not known at that time which loader trains. The baseline finds out:
 the training loader is the one whose batches come with the optimizer's steps. It is identified by the site that constructs it,
 "file:line", and its ordinal among the loaders made there. If a library has made the training loader around the batch sampler
-of another loader, that loader is identified in the same way. Later trials set knobs at these sites.
+of another loader, the other loader is identified in the same way. Later trials set knobs at these sites.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ class LoaderWatch:
         return self._idle.is_long(self.training)
 
     def is_read_elsewhere(self) -> bool:
-        """Whether another thread than this one, which steps, fetches the batches of the training loader."""
+        """Whether the training loader's batches are fetched outside this thread, which makes the steps."""
         return self.training is not None and self.training.note_reader()
 
     def _compare_with_call(self, training: Loader) -> None:

@@ -63,7 +63,7 @@ def convert(module: Any, change: Any) -> None:
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
     """Returns an attribute of the object itself or of its class; the default if there is none, or if reading it fails.
 
-    `__getattr__` is not called: a wrapper that forwards all attributes does not itself have the forwarded ones.
+    `__getattr__` is not called, so attributes that a wrapper only forwards to another object do not count as its own.
     """
     own = held(thing)
     if name in own:

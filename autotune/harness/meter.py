@@ -59,7 +59,7 @@ class Meter:
         self.is_draining = False  # steps take batches from a queue faster than it is filled; set by the caller
         self._held_s: Optional[float] = None  # seconds for which draining alone has kept the window from opening
         self._left: Optional[Window] = None  # the previous window, if the window was restarted
-        self._left_after_steps = 0  # warm-up steps before that window
+        self._left_after_steps = 0  # warm-up steps before the previous window
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
@@ -144,7 +144,7 @@ class Meter:
 
     @property
     def _waited_s(self) -> float:
-        """Seconds so far that count against the limit of the warm-up. A few long compilations do not count, many do."""
+        """Seconds so far that count against the warm-up's limit: without the compilations that LONG_COMPILATIONS leaves out."""
         return self._warm_s - min(self._compiling_s, LONG_COMPILATIONS * self._longest_compiling_s)
 
     def _is_warm(self) -> bool:

@@ -29,7 +29,7 @@ from .patches import patches
 # If another optimizer makes this many steps while the counted one makes none, the program has switched to that one. Steps of
 # different optimizers are not added up: a program may have one for each parameter, and all of them step in each backward pass.
 SILENT_STEPS = 64
-# From this number of evaluations of a closure in one step on, each evaluation counts as a step: the whole training may be a
+# Once a step has evaluated its closure this often, each further evaluation counts as a step: the whole training may be a
 # single step of LBFGS (max_iter=50000). By default, LBFGS makes at most 25.
 MANY_EVALUATIONS = 32
 EVALUATIONS = "evaluations of the optimizer's closure, because a single step has many"
@@ -264,9 +264,10 @@ class OptimizerWatch:
             self._steps_of_others, self._part = {}, nothing
 
     def _is_first_part(self, optimizer: Any) -> bool:
-        """Whether a step of the counted optimizer is on its first parameters again, and not on the next ones.
+        """Whether a step of the counted optimizer is on the first part of the parameters.
 
-        Libraries that shard an optimizer's state let it hold one part of the parameters after another, and step each time.
+        Libraries that shard an optimizer's state let it hold one part of the parameters after another, and step each time. Only
+        the steps on the first part count.
         """
         groups = members.attribute(optimizer, "param_groups", ())
         first = next((each for group in groups for each in group["params"][:1]), None)

@@ -1,4 +1,4 @@
-"""Replaces functions of torch, of a library, of the program or of `os`, and the classes of modules; no other file does so.
+"""Replaces functions of torch, of a library, of the program or of `os`, and the class of an nn.Module; no other file does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
 patches of one attribute are stacked, and each can be removed, even if others of ours are above it. But if the program or a
@@ -175,7 +175,7 @@ class Patches:
             return left
 
     def on_import(self, name: str, act: Callable[[Any], None]) -> None:
-        """Calls `act`, which must not raise, with a module once it is imported, or immediately if it already is."""
+        """Calls `act` with a module once the module is imported, or immediately if it already is. `act` must not raise."""
         if name in sys.modules:
             act(sys.modules[name])
             return

@@ -47,9 +47,9 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # A trial's folder for files that are removed after the trial. The program's W&B and MLflow write there, to keep the user's
 # records clean.
 SCRATCH = "scratch"
-# In this folder: the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
+# In the folder SCRATCH: the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
-SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less count as the same clock
+SAME_CLOCK_S = 1.0  # two monotonic clocks that seem to differ by less than this count as the same clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
 # is a real-time signal, because programs do not use real-time signals.
 STACK_SIGNAL = int(signal.SIGRTMAX) - 3
@@ -106,13 +106,13 @@ class MeasureRules:
     """Thresholds for the end of warm-up and of measuring, for the whole tool.
 
     Sources: the steady-state and stopping rules of nvbench and Kernel Tuner; Law & Kelton's batch means for the block means;
-    our own measurements for the values (because of a loader's prefetch queue, naive short trials are wrong by 2.3x).
+    our own measurements for the values. Without such rules, a loader's prefetch queue makes short trials wrong by 2.3x.
     """
 
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
     warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
-    warmup_quartile_frac: float = 0.05  # each quartile of their step times may differ by at most this share
+    warmup_quartile_frac: float = 0.05  # each quartile of the step times of these two blocks may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     # A trial is not steady if step times change by more than this share from the start of a window to the end of the next one.
@@ -278,8 +278,8 @@ class RankResult:
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
-            regime, where the workers slow the device's steps down, and on a CPU if another thread fetches the batches, so that
-            waits are not seen, and the loader is not far faster than the steps.
+            regime, where the workers slow the device's steps down. On a CPU, if another thread fetches the batches, waits for
+            the loader are not seen, so D is known only if the loader is far faster than the steps.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.

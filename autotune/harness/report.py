@@ -13,7 +13,7 @@ from . import process, protocol
 from .context import TrialContext
 from .knobs.module import recompile_limit_reason
 
-AMPLE = 1.25  # a loader that can make this many times the samples that the steps take does not make them wait
+AMPLE = 1.25  # steps do not wait for a loader that can make this many times as many samples per second as they take
 
 
 def bare(context: TrialContext, status: str) -> protocol.RankResult:
@@ -109,7 +109,7 @@ def _add_facts(found: protocol.RankResult, context: TrialContext) -> None:
 
 def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     measured, steps = context.window, context.window.steps
-    if context.loaders.unit == "steps":  # until that was known, a loader's samples may have been counted
+    if context.loaders.unit == "steps":  # samples of a loader may have been counted before this unit was chosen
         steps = {**steps, "samples": [1.0] * len(steps["samples"])}
     found.ranks_per_batch = context.sharing.ranks_per_batch()
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
@@ -126,8 +126,8 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     if measured.step_s:  # in mode "inspect", a process at its own pace (peers.py) may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
-        # `measured` may contain last steps that the window's rate leaves out. With the rate of all these steps, D could fall
-        # below the window's rate.
+        # `measured` may contain last steps that the window's rate leaves out. So only the busy share comes from `measured`, and
+        # the rate from the window: with the rate of all steps in `measured`, D could fall below the window's rate.
         found.device_rate_per_s = window.rate_per_s * measured.step_s / measured.busy_s
     found.throughput_per_s = window.rate_per_s
     if context.loaders.unit_source == "loader":
@@ -145,8 +145,8 @@ def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: f
         found.device_rate_per_s = None  # the workers slow the device's steps down: the rate without them is unknown
     training, is_fast = context.loaders.training, capacity is not None and capacity > AMPLE * rate_per_s
     if training is not None and training.is_read_elsewhere and not is_fast:
-        found.data_wait_frac = None  # steps may wait for the thread that fetches, which is not seen
-        if context.device == "cpu":  # on a GPU, events show when it has input
+        found.data_wait_frac = None  # steps may wait for the thread that fetches, and these waits are not seen
+        if context.device == "cpu":  # on a GPU, events show when the GPU has input
             found.device_rate_per_s = None
 
 

@@ -105,7 +105,7 @@ class Session(TrialContext):
             self.rank, self.world_size = self.rank if "RANK" in os.environ else 0, 1
         kind, index = self.modules.device()
         self.device, self.device_index = ("cuda", index) if kind == "cuda" else ("cpu", None)
-        if kind not in ("cpu", "cuda", "meta"):  # on "meta", a library that moves weights around leaves them in between
+        if kind not in ("cpu", "cuda", "meta"):  # libraries that move weights around may keep them on "meta" between uses
             self.ending.give_up(OTHER_DEVICE.format(kind))
         if not self.is_applying:
             self.clock = make_clock(self.device, self.device_index)
@@ -223,7 +223,7 @@ class Session(TrialContext):
             self.explained.look()
             self.window.is_full = self.explained.is_over
         if self.last_step.is_reached():
-            if self.spec.skipped and self.rank == 0:  # only rank 0 has to run the functions that are skipped
+            if self.spec.skipped and self.rank == 0:  # the other ranks need not call the functions that are to be skipped
                 skipping.check_skipped()
             self.ending.leave("measured")
         if now_s >= self.phases.next_beat_s:

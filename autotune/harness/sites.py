@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, 
 from . import adapters, members
 from .knobs.loader import LoaderKnobs
 
-NUM_FRAMES = 2  # the constructing line, and the line that called the function around it: one helper may make all loaders
+NUM_FRAMES = 2  # the line that constructs the loader, and the line that called its function: one helper may make all loaders
 HASH_DIGITS = 12
 SHUFFLED = ":shuffled"
 MAX_WRAPPERS = 4  # levels of batch samplers inside one another that are searched
@@ -84,7 +84,7 @@ def num_drawn(arguments: Dict[str, Any], num_data: Optional[int]) -> Optional[in
     if num_data is None or sampler is None:
         return num_data
     if sampler is given or not type(sampler).__module__.startswith("torch."):
-        return None  # its length would run the program's code, which torch does not always do
+        return None  # asking for its length would run code of the program that torch may never run
     try:
         return len(sampler)
     except Exception:

@@ -16,7 +16,8 @@ is_called = False  # whether the program itself started the harness by `autotune
 #   "changed": names of the environment variables that the program had changed before the import.
 #   "changed_before_compiler": those that torch's compiler reads, changed before it was imported; absent if it never was.
 #   "imports": module -> seconds, for imports that a warm server may repeat (libraries.py); absent before the first step.
-#   "is_repeatable": whether one of these imports has imported torch, and so made the changes; absent before the first step.
+#   "is_repeatable": whether one of these imports has imported torch. If so, they also made the changes that "changed" names.
+#       Absent before the first step.
 startup: Dict[str, Any] = {}
 
 

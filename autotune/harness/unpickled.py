@@ -1,4 +1,4 @@
-"""Loads the harness, without waking it, by its path where a loader's worker unpickles `WorkerInit` (worker.py)."""
+"""Loads the harness by its path, without calling its `wake`, in a loader's worker that unpickles `WorkerInit` (worker.py)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ LONGEST = 1 << 16  # a trial prints at most this many bytes of what the imports 
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
 # A thread of pyarrow that a forked process can do without: jemalloc then frees memory in the threads that allocate it.
 ALLOCATOR = "jemalloc_bg_thd"
-LEAVE_S = 0.5  # a thread that has ended may still be listed for a moment
+LEAVE_S = 0.5  # how long leftovers may take to vanish: a thread that has ended may still be listed for a moment
 BAD_FORK = 3  # exit status of the child in `check` that could not use CUDA
 LARGE = 1 << 20  # elements; enough for torch to use several threads
 IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # the script's folder is not put on sys.path
@@ -138,7 +138,7 @@ def check_nothing_is_left(before: Set[str]) -> None:
         before: result of `held` before the imports.
 
     Raises:
-        RuntimeError: they did.
+        RuntimeError: an import left one of these.
     """
     until_s = time.monotonic() + LEAVE_S
     while left := held() - before:

@@ -54,7 +54,7 @@ def note_asking() -> None:
 
 
 class _ByPath:
-    """Is unpickled as the class `WorkerInit`, also where the harness was not loaded.
+    """Unpickles to the class `WorkerInit`, even in a worker where the harness was not loaded.
 
     A spawned worker has no harness if the program has changed PYTHONPATH or the trial's variable in its environment. So the
     pickle refers only to Python's own functions and to the path of this file.
