@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What to start: the command, the file's knobs that its arguments set, variables for device and threads, and notes."""
+    """What to start: the command, the knobs that the command's arguments set, variables for device and threads, and notes."""
 
     best: Best
     argv: list[str]

@@ -91,7 +91,8 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
         BadInput: as `write`.
     """
     check_output(file, option)
-    # A pipe, or a device such as /dev/full, is written into; in a study's folder, which may be a stranger's, it is replaced.
+    # A pipe, or a device such as /dev/full, is written into. Only in a study's folder, which a stranger may have made, a file
+    # replaces it.
     is_special = os.path.exists(file) and not file.is_file() and around(file) is None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,7 @@ def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
 
 
 def _try_to_write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
-    """Writes the table after an error, which must not be hidden by another one: prints why the table cannot be written."""
+    """Writes the table after an error. If that fails, too, only prints why, so that the caller raises the first error."""
     try:
         _write(folder, output, as_json=as_json)
     except (AutotuneError, OSError, ValueError) as error:

@@ -152,7 +152,7 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
 
 
 def _is_running(folder: StudyFolder) -> bool:
-    """Whether another tuner is running the study than the one that started this process, which has ended its trials by now."""
+    """Whether a tuner is running the study. The one that started this process does not count: its trials have ended by now."""
     owner = owner_of(folder.path)
     return owner is not None and (owner.get("host"), owner.get("pid")) != (platform.node(), os.getppid())
 

@@ -171,7 +171,8 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
     argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--uvicorn-opts", NO_MODULES]
     # The store's address is not passed as an argument: it may contain a password, and every user can read arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
-    # MLflow refuses requests addressed to other host names, and the searches that a page opened under such a name sends.
+    # MLflow refuses requests that are addressed to a host name which it does not know. It also refuses the searches sent by a
+    # page that was opened under such a name.
     if host not in LOOPBACK:
         reached = [f"{name}:{port}" for name in _names(host)]
         environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join([*ANY_PORT, *reached]))

@@ -111,7 +111,7 @@ def meant(runs: Path, what: str) -> StudyFolder | Path:
 
 
 def no_command(file: str, typed: str) -> BadInput:
-    """Returns the error for a file of the user's own program without a command; `typed` is the command line to type."""
+    """Returns the error for a missing command: `file` was made for the user's own program. `typed` is the line to type."""
     return BadInput(
         f"COMMAND: missing, and {file} was made for your own program. autotune does not run a command just because a file "
         f"contains it. If the file's command is the right one, type `{typed}`."

@@ -31,11 +31,11 @@ DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point 
 SUSPECT_MARGINS = 2.0  # changes without a proven effect are reverted together if each gains at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
 NARROW_FRAC = 0.25  # an effect is known well enough once its interval's half-width is at most this share of its gain
-# Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. It was chosen in replays
-# of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
-# studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations at 5 % noise, 200
-# winners each had one change that gains 30 % and three without an effect. One of the three stayed in 16 % of the studies with
-# 0.02, and in 2 % with 0.05.
+# Dropping changes may cost at most this share of the rate. The measured ratio decides, not its interval. Noise does not raise
+# the limit. It was chosen in replays of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that
+# gained 17 % (mlp) or 9 % (resnet18) in 11 studies, a limit of 0.02 in three. With the lower limit, more changes without effect
+# stay. In simulations at 5 % noise, 200 winners each had one change that gains 30 % and three without an effect. One of the
+# three stayed in 16 % of the studies with 0.02, and in 2 % with 0.05.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its gain's LIKELY_CONFIDENCE interval ends below this
 # A change of tier `training`, such as another batch size, is exported only if it gains more than this and more than the
@@ -236,10 +236,10 @@ class AblationResults:
         return len(self._known.get(key, ()))
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the part without all the changes that seem to have no effect; None if no change can be left out.
+        """Returns the winner without any of the changes that seem to have no effect; None if no change can be left out.
 
-        A knob that was not measured alone is judged by its estimate. While rounds show that the winner is faster than the
-        part, the reverted change with the largest effect is kept after all.
+        A knob that was not measured alone is judged by its estimate. If rounds show that the winner is faster than this part,
+        the reverted change with the largest effect is kept after all, and so on with the next part.
 
         Args:
             without: knobs that are not considered.
@@ -266,9 +266,10 @@ class AblationResults:
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and is not
         slower according to the estimates. It must keep every change with a proven effect, except changes of tier `training`
-        that gain too little. Of these parts, the one with the fewest changes is returned. There may have been no time for more
-        rounds. So a part with even fewer changes is returned instead if it was measured at least once and lacks only changes
-        that `idle()` leaves out.
+        that gain too little. Of these parts, the one with the fewest changes is returned.
+
+        Exception, since there may have been no time for more rounds: a part with even fewer changes is returned instead if it
+        was measured at least once and lacks only changes that `idle()` leaves out.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -298,7 +299,7 @@ class AblationResults:
     def _measured_without(self, idle: Part | None) -> list[Part]:
         """Returns the measured parts that keep every change that `idle` keeps.
 
-        A part must also lack every change of tier `training` that `idle` leaves out because it gains too little.
+        A part must also lack the changes of tier `training` that `idle` leaves out for gaining too little.
         """
         wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
         found = []

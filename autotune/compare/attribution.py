@@ -183,8 +183,8 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, kept_s: float) -> None:
         """Measures the winner once without its ineffective changes; if that is far slower, leaves out fewer of them.
 
-        Does nothing if every change has an effect, if the configuration that would be exported now has at most as many changes
-        as the winner without its ineffective ones, or if there is no time.
+        Does nothing if every change has an effect, or if there is no time. Also does nothing if this trial is not needed: the
+        configuration that would be exported now has no more changes than the winner without its ineffective ones.
         """
         for _ in winner.changed:
             evidence = self._evidence(winner)
@@ -247,8 +247,8 @@ class Attributor:
     ) -> None:
         """Measures configurations next to each other, once each, and updates `found`.
 
-        Each is the winner or some of its changes. A single one is a round of its own, because comparisons within a round take
-        its trials for side by side.
+        Each has all or some of the winner's changes. A configuration that is measured alone gets a round number of its own,
+        because trials with the same round number count as measured side by side.
         """
         number = last_round(self._session.records, Kind.attribution) + 1
         for knobs in configurations:

@@ -32,7 +32,7 @@ NOISE_SCALES = (0.004, 0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 MAX_VARIANCE_FRAC = 0.5  # an effect is reported if the trials reduce its variance to at most this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
-MAX_NEAR_CHANGES = 5  # an effect is reported only if trials that differ in at most this many changes determine it
+MAX_NEAR_CHANGES = 5  # an effect is reported only if trials at most this many changes away from the origin determine it
 MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; others add almost nothing
 
 Feature = tuple[str, Any]
@@ -96,10 +96,10 @@ def estimated_together(
 
 
 def _is_determined(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether a contrast is a weighted sum of differences between near trials: then only noise and interactions disturb it.
+    """Whether a contrast (a weighted sum of coefficients) is a weighted sum of differences between trials near the origin.
 
-    Trials that differ in many changes do not count, since they have many interactions. In a simulated study, a far slower
-    baseline would otherwise have given a gain of 2.5x to a change without an effect.
+    Then only noise and interactions disturb it. Trials far from the origin do not count, since they have many interactions. In
+    a simulated study, a far slower baseline would otherwise have given a gain of 2.5x to a change without an effect.
     """
     own = contrast != 0  # changes that are reverted together count as one
     num_changes = design.sum(axis=1) - np.where((design[:, own] != 0).all(axis=1), own.sum() - 1, 0)

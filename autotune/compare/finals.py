@@ -126,8 +126,8 @@ class Finals:
     def _remaining_finalists(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The
-        configuration that was chosen after these failures stays, even if one of its rounds has failed since.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. One of
+        them may stay: the configuration that an earlier run of the study chose last, unless it failed too often itself.
 
         Only the leader's losses are compared now. Those of another finalist are compared when it is chosen, since a comparison
         may take as long as a pair of the finals.
@@ -148,7 +148,7 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        # The candidate of the latest ablation comes first, then candidates whose known part lacks some of their changes.
+        # First comes the candidate of the latest ablation, then those that would be reported without some of their changes.
         ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
         by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
         return next((c for c in by_part if self._usable_part(self._known_part(c), c).number == self._last_reported), None)
@@ -328,7 +328,7 @@ class Finals:
         return stats.MIN_PAIRS * self._pair_s(candidate) <= self._session.budget.left_s
 
     def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
-        """Whether another pair fits. The first MIN_PAIRS may use the time kept for passes, since those can be run later."""
+        """Whether another pair fits. The first MIN_PAIRS may use the time kept for `explain`, which can be run later."""
         budget, pair_s = self._session.budget, self._pair_s(chosen)
         return budget.take_from_passes(pair_s) if num_pairs < MIN_PAIRS else pair_s <= budget.left_s
 
@@ -377,8 +377,8 @@ def _is_comparison(measured: dict[int, TrialRecord]) -> bool:
 def _competing(candidates: list[TrialRecord], measured: set[int]) -> list[TrialRecord]:
     """Returns the candidates among which the choosing rounds decide: the best down to the last one that was measured.
 
-    A round begins with the best candidates, as many as there is time for. If a better candidate has no rate, the round was cut
-    off before its turn, or its trial was disturbed. It then competes with its rate from the search.
+    A round measures the best candidates, as many as there is time for, in random order. If one of them has no rate although
+    a worse one has, the round was cut off before its turn, or its trial was disturbed. It then competes with its search rate.
     """
     places = [place for place, candidate in enumerate(candidates, 1) if candidate.number in measured]
     return candidates[: max(places, default=0)]

@@ -168,7 +168,7 @@ def compose(
 
 
 def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the recipe that a chosen best.yaml was made for; None if no file has a recipe or the command line names one.
+    """Returns the recipe that a chosen best.yaml was made for; None if no file has a recipe, or the command line names a model.
 
     Only plain values are taken from the file. The user's own code must be named on the command line.
     """

@@ -216,8 +216,9 @@ class DeviceOptions:
 
     Attributes:
         kind: auto (cuda if there is a CUDA device, else cpu), cuda or cpu.
-        index: which CUDA device, of the visible ones if CUDA_VISIBLE_DEVICES is set, else in the order of nvidia-smi. If it is
-            0 and the variable is not set, trials train on CUDA's own first GPU: of unlike ones, usually the fastest.
+        index: number of the CUDA device, among the visible ones if CUDA_VISIBLE_DEVICES is set, else in the order of
+            nvidia-smi. If it is 0 and the variable is not set, trials train on the GPU that CUDA itself puts first, usually
+            the fastest.
         memory_limit: memory that each process may use: bytes, "8GiB" or a fraction of the device's memory between 0 and 1;
             null for no limit.
     """
@@ -377,8 +378,8 @@ class ExplainOptions:
 
     Attributes:
         auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
-            This takes a tenth of the study's time at most, and for the best also time that is left over; `autotune explain`
-            explains a study at any later time.
+            This takes at most a tenth of the study's time. Explaining the best may also take time that nothing else needs.
+            `autotune explain` explains a study at any later time.
     """
 
     auto: bool = True

@@ -292,7 +292,7 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations of this program that ran out of memory in studies with at least as much memory.
+    """Returns the smallest configurations of this program that ran out of memory in studies with no less memory than this one.
 
     A failure does not count if a configuration that is at least as large worked, in one of these studies or as the baseline of
     this study. Then something else must have used the memory.
@@ -318,7 +318,7 @@ def _needs_as_much_memory(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has at most as much memory as another, of the kind that ran out in `outcome`; False if unknown."""
+    """Whether a study has no more memory than another (host or device, whichever ran out in `outcome`); False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

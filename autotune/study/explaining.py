@@ -321,7 +321,10 @@ class Explaining:
 
 
 def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
-    """Returns [finding], without its setting if trials have refuted the setting meanwhile; [] if no remedy is left."""
+    """Returns [finding]; [] if it has no remedy left.
+
+    If trials have refuted the finding's setting meanwhile, the setting is removed from the finding.
+    """
     if not (finding.knob and is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
@@ -330,8 +333,8 @@ def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
 def to_fix(document: Document | None, trial: int, number: int, folder: StudyFolder) -> Finding:
     """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
 
-    Exception: a check of kind WITHOUT ran the program without the costly part. The gain derived from it stays, because it, too,
-    predicts what a fix would gain.
+    Exception: a check of kind WITHOUT ran the program without the costly part. The gain derived from such a check is kept,
+    because this gain, too, predicts what a fix would achieve.
 
     Args:
         document: the study's explanation; None before anything was explained.

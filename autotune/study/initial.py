@@ -23,9 +23,9 @@ NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
-# On a GPU, an expert leaves the number of workers as it is if the loader would not limit a step that is FASTER_TIMES as fast.
-# With workers, the loader has to be BESIDE_TIMES as fast as that step. Without workers, it has to be ALONE_TIMES as fast, since
-# step and loader then take turns.
+# On a GPU, an expert leaves the number of workers as it is if the loader would not limit a step that is FASTER_TIMES times as
+# fast as now. With workers, the loader has to be BESIDE_TIMES times as fast as that step. Without workers, it has to be
+# ALONE_TIMES times as fast, since step and loader then take turns.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
 WORKERS_GAIN = 0.03  # least expected gain, in logarithms, for which the first trials on a CPU have loader workers
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"

@@ -34,7 +34,7 @@ CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
 # machines run, because neighbours compete for a machine's memory, disk and power. The first pair uses all machines, so it shows
 # whether trials slow each other through something that the machines share, like a file system. If parallel trials are more than
-# about 5 % slower in this pair alone, the interval becomes so wide that trials do not run in parallel.
+# about 5 % slower in the first pair, but not in the others, the interval becomes so wide that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs in a row without a measurement, the calibration is given up

@@ -61,8 +61,8 @@ ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded
 LIMITS = {"total": "study.budget.minutes", **{name: f"measure.{name}_s" for name in ("start", "compile", "step")}}
 NO_MODULE = "No module named"  # part of Python's own message
 # At its end, a study waits for the tracker: at most DRAIN_S without a time budget, at most BUDGETED_DRAIN_S with one. If a
-# complete study has budget left, it waits for that long, up to DRAIN_S. After SILENT_S, it announces a wait that may exceed
-# BUDGETED_DRAIN_S.
+# complete study has more budget left than that, it may wait until the budget is used up, but at most DRAIN_S. If the wait may
+# take longer than BUDGETED_DRAIN_S, the user is told of it after SILENT_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
 # time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.
@@ -431,8 +431,8 @@ class _Study:
             explanation=self._explaining.document,
         )
         made = summarise(self._session.about, self._session.records, standing)
-        # The JSON round trip makes the returned document equal to the one on disk (tuples become lists). Trials are left out of
-        # it until the study ends, because there may be thousands.
+        # The JSON round trip makes the returned document equal to the one on disk (tuples become lists). Until the study ends,
+        # the trials skip the round trip, because there may be thousands.
         left_out = {"trials": made["trials"]} if status == "running" else {}
         summary: Summary = json.loads(json.dumps({**made, **dict.fromkeys(left_out)})) | left_out
         # The report is written before the summary. Once the summary is final, the tracker reads the folder for the last time,

@@ -192,8 +192,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        Such a proposal comes immediately, unless the suspected value costs a compilation. Then it replaces the sampler's next
-        proposal with that value, because a trial of another compiled configuration takes as long and often gains as much.
+        Such a proposal comes immediately, unless the suspected value costs a compilation. Then it waits until the sampler
+        proposes a configuration with that value, and is tried instead: both take about as long and often gain as much.
         """
         yield from iter(self._question, None)
         for proposal in proposals:
@@ -207,8 +207,8 @@ class Search:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
 
         Args:
-            about: a configuration, to consider only those of its changes that cost a compilation; None to consider only changes
-                that cost none.
+            about: a configuration: only its changes that cost a compilation are considered. None: only changes that cost no
+                compilation are considered.
         """
         if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
             return None

@@ -84,7 +84,7 @@ class Remedies:
             tried[least] = self._check_of(findings[least], pairs[least])
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
-        """Returns why findings were not measured, and which commands try them; of the untried findings, only the first."""
+        """Returns why findings were not measured, and which commands try them. Only the first untried finding gets a note."""
         texts, untried = [], None
         for index, finding in enumerate(findings):
             if trial := self._ended_without(finding):

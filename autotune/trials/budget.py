@@ -37,8 +37,8 @@ UNSTEADY_MAX_FRAC = 1 / 4
 # Assumed length of the window in a trial of the finals, unless its steps are slow. A longer window gains little, because rates
 # vary more between processes than within one.
 FINALS_WINDOW_S = 5.0
-# Maximum share of the budget for the attribution (ablation trials, which show what each change of the winner gains). What the
-# finals leave unused comes in addition.
+# Maximum share of the budget for the attribution (ablation trials, which show what each change of the winner gains). The
+# attribution may also use time that the finals do not need.
 ATTRIBUTION_MAX_FRAC = 0.18
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
 # Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.
@@ -113,7 +113,10 @@ class Budget:
         return None if self.total_s is None else self.clock.monotonic() + self.left_s - kept_s
 
     def search_ends_s(self, expected_s: float) -> float | None:
-        """Returns when a search trial must end. It may use OVERRUN_FRAC of the reserve, and always MARGIN * `expected_s`."""
+        """Returns when a search trial must end.
+
+        It may use OVERRUN_FRAC of the reserve, and more if MARGIN * `expected_s` is longer.
+        """
         return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 
     def reserve(self, baseline: TrialRecord) -> None:
@@ -185,7 +188,7 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except one pair's.
+            has_finalist: whether the finals have something to measure. If not, the trial may use all their time but one pair's.
         """
         if self.total_s is None:
             return True
@@ -217,9 +220,9 @@ def _least_s(expected_s: float, again_s: float) -> float:
 
 
 def again_start_s(record: TrialRecord) -> float:
-    """Returns the seconds that a repetition takes outside its window. It finds what the trial compiled in the compile cache.
+    """Returns the seconds that a repetition takes outside its window. What the trial compiled is in the compile cache by then.
 
-    This matters for a program that compiles its model itself: only its baseline compiles it anew.
+    This matters for a program that compiles its model itself: only its baseline runs with an empty cache.
     """
     return without_window_s(record) - _spared_by_cache_s(record)
 
@@ -341,7 +344,7 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns a trial's seconds at another batch size. Steps of twice the size take twice as long, smaller steps no less."""
+    """Returns a trial's seconds at another batch size. Larger steps take longer in proportion; smaller steps take as long."""
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # A window usually ends by time, whatever the batch size. But it has a minimum number of steps, so slower steps can make it
     # longer, by a factor of at most 4.

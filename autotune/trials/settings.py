@@ -27,9 +27,9 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
 def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Returns the variables that select the program's devices; `device.index` counts only devices that autotune sees.
 
-    If a machine's GPUs differ, CUDA numbers them by speed, but nvidia-smi numbers them by bus. An index above 0 among all GPUs
-    counts as nvidia-smi does: the variables make CUDA number by bus, too. Without an index, the program runs as it does without
-    autotune, so the variables leave CUDA's order as it is.
+    If a machine's GPUs differ, CUDA numbers them by speed, but nvidia-smi numbers them by bus. If the user has not chosen GPUs
+    or their order, an index above 0 is nvidia-smi's number: the variables make CUDA number by bus, too. Without an index, the
+    program runs as it does without autotune, so the variables leave CUDA's order as it is.
 
     Args:
         device: the configured index and kind.
