@@ -38,7 +38,7 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def check_name(check: Mapping[str, Any]) -> str:
-    """Returns what a check tried instead of the finding's remedy: "without it", "with the fixed program"; "" for the remedy."""
+    """Returns what a check tried instead of the remedy: "without it" or "with the fixed program"; "" if it tried the remedy."""
     return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
 
 
