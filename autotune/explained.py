@@ -38,7 +38,7 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def check_name(check: Mapping[str, Any]) -> str:
-    """Returns "without it" or "with the fixed program" if a check tried this instead of the finding's remedy, else ""."""
+    """Returns what a check tried instead of the remedy: "without it" or "with the fixed program"; "" if it tried the remedy."""
     return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
 
 

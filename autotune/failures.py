@@ -313,7 +313,7 @@ def _quoted(text: str) -> str:
 def _of_ending(facts: Facts) -> Verdict:
     signal = _killed(facts)
     log = plain(facts.log_tail)
-    # Messages in the log do not matter if the program exits with 0, unless a child failed and no process wrote a result.
+    # If the program exits with 0, messages in the log matter only if a child failed and no process wrote a result.
     is_failed = facts.exit_code != 0 or (CHILD_FAILED.search(log) is not None and not facts.results)
     raised = raised_in(log) if is_failed else ""
     if signal.name in ("SIGKILL", "SIGBUS") and facts.oom_kills:

@@ -10,7 +10,7 @@ DASH = "-"  # stands for an unknown value
 def number_text(value: float | None, *, digits: int = 3) -> str:
     """Returns a number without exponent: "16.8", "1,234", "0.0123"; a dash for None.
 
-    It has at least `digits` significant digits, but fewer below 0.0001, where it has `digits` + 3 decimals at most.
+    It has at least `digits` significant digits. Below 0.0001, it has at most `digits` + 3 decimals, so perhaps fewer digits.
     """
     if value is None:
         return DASH

@@ -318,8 +318,8 @@ class StudyRecord:
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
             divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is
-            their number. For a study that is resumed: "allows" (whether trials may run in parallel), "trial" (whose
-            configuration was measured), "hosts" (of the slots), "took_s". {} on a machine with one slot.
+            their number. Further keys let a resumed study keep the calibration: "allows" (whether trials may run in parallel),
+            "trial" (whose configuration was measured), "hosts" (of the slots), "took_s". {} on a machine with one slot.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Checks JSON documents that were read from disk: a file may be cut off, edited, or written by another program.
 
 A shape is one of these: a function that tells whether a value is right (`number`); `[shape]` for a list; `(None, shape)` for a
-value that may be null; {key: shape} for a dictionary. If the key is "name?", "name" may be missing or null. If its value is a
-dictionary, it may also be empty, whatever keys its shape requires. ANY stands for all keys. Keys that are not in a shape are
-not checked, because later versions add keys.
+value that may be null; {key: shape} for a dictionary. If the key is "name?", "name" may be missing or null, and if its shape is
+a dictionary, "name" may also be {}, whatever keys that shape requires. ANY stands for all keys. Keys that are not in a shape
+are not checked, because later versions add keys.
 """
 
 from __future__ import annotations

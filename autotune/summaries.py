@@ -5,15 +5,15 @@ slots are those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
 - why_no_ci says why the ci next to it is null. measured_in "search" means a single measurement, which is too high if it was
-  picked as the best of many. num_unpaired: the value is the mean of that many measurements, in the search and in the finals,
-  because the finals ended before their first pair; absent otherwise.
+  picked as the best of many. num_unpaired is present only if the finals ended before their first pair: then the value is the
+  mean of this many measurements, from search and finals.
 - baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.
 - attribution: one entry for each change of the best, largest effect first; the verdict is "faster", "same", "slower",
   "ambiguous", "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is
-  the budget with which the missing effects can be measured, and effects_together is their joint effect. front is the Pareto
-  front of several objectives.
+  the budget with which the missing effects can be measured. effects_together is the joint effect of the changes whose own
+  effects are missing. front is the Pareto front of several objectives.
 - parity: the verdict is "passed", "not checked" or "not needed"; failed lists the sets of changes that were ruled out.
 - noise: how one measurement varies from process to process, as this study's rounds show it.
 - disturbed_by: a disturbance that the study accepted, from trial since_trial on. own_share, drift, not_finite and page_cache

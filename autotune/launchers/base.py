@@ -52,9 +52,9 @@ class Launch:
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
         slot: name of the trial's slot, which is part of the value of protocol.MARK_VARIABLE; "" for the whole machine.
-        warm: modules that may be imported before the program's first line. The launcher may then fork a process that has
-            imported them or those in OF_TORCH, instead of starting a fresh interpreter. () requires a fresh start.
-        is_warm_whole: whether that process must have imported all of `warm`, not only those in OF_TORCH.
+        warm: modules that may be imported before the program's first line. Instead of starting a fresh interpreter, the
+            launcher may then fork a process that has imported all of them, or only those in OF_TORCH. () needs a fresh start.
+        is_warm_whole: whether a warm start requires a process that has imported all of `warm`, not only those in OF_TORCH.
     """
 
     argv: list[str]

@@ -1,4 +1,4 @@
-"""Connects to an agent through a child process (`srun`, or Ray's broker), whose standard input and output are the link."""
+"""Connects to an agent (node.py) through a child process, `srun` or Ray's broker. The child's standard streams are the link."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Descendants:
         """Adds a trial.
 
         Args:
-            mark: the mark in the environment of its processes.
+            mark: value of MARK_VARIABLE in the environment of its processes, see environment.mark_of.
             pid: its first process, not yet reaped.
         """
         self._alive[mark], self._seen[mark] = {}, {}

@@ -14,8 +14,8 @@ from autotune.launchers.injection import first_on
 
 PACKAGE = Path(autotune.__file__).resolve().parent
 
-# A process's mark (MARK_VARIABLE) says which study and trial it belongs to. The study's helpers, which are the supervisor, the
-# warm server and the process that guards the user's files (keeper.py), have these names in it instead of a trial's number.
+# A process's mark (value of MARK_VARIABLE) says which study and trial it belongs to. The study's helpers belong to no trial, so
+# their marks have one of these names in place of a trial's number. The keeper guards the user's files (keeper.py).
 SUPERVISOR, SERVER, KEEPER = "supervisor", "server", "keeper"
 
 # Users set these for real runs. They name experiment records, to which trials must not write.

@@ -2,8 +2,8 @@
 
 When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
 the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
-and nothing has to be restored later. If another program opens the file, a trial's processes wait until that program has saved,
-so that program's changes are kept.
+and nothing has to be restored later. If another program opens the file, a trial's processes wait until that program has saved.
+So the changes of the other program are kept.
 """
 
 from __future__ import annotations

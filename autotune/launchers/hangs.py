@@ -24,7 +24,7 @@ from autotune.records import START_PHASES
 MOVING_S = 2.0  # a trial with progress this recent does not hang: it is slow, or its rate never becomes steady
 ANSWER_S = 0.5  # how long each process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
-AWAY_S = 4.0  # how long processes may take if a file asks them for their stacks; they look for the file once a second
+AWAY_S = 4.0  # how long processes that are asked through a file (STACKS_FILE) may take; they look for it once a second
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
@@ -188,7 +188,7 @@ class Hang:
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if a file asks some processes for their stacks.
+    """Returns where a trial hangs. Takes up to TOTAL_S, or up to AWAY_S if some processes are asked through a file.
 
     Args:
         processes: the trial's processes on this machine.

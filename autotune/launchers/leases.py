@@ -44,7 +44,7 @@ class Lease:
     def waiting(self) -> set[int]:
         """Returns the ids of the processes that wait to open the file for writing, from /proc/locks.
 
-        A process may wait for several leases on the file. There it stands below only one of them, perhaps not this one:
+        If a process waits for several leases on the file, /proc/locks lists it below only one of them, perhaps not this one:
 
             1: LEASE  BREAKING  UNLCK 7076 fe:00:2146541 0 EOF
             1: -> LEASE  BREAKER   WRITE 7117 <none>:0 0 EOF

@@ -1,4 +1,4 @@
-"""Carries messages between the tuner and the agent on a node, over a pair of pipes.
+"""Carries messages between the tuner and the agent on a node (node.py), over a pair of pipes.
 
 A message is its length in bytes (four bytes, big-endian), followed by a JSON object. It is never a pickle, so neither side
 executes anything that the other sends. Each side sends a heartbeat every BEAT_S. If the heartbeats stop, the sender is gone,

@@ -1,4 +1,4 @@
-"""Runs trials on another machine, through an agent that an engine starts there (node.py). Subclasses define the engine."""
+"""Runs trials on another machine, through an agent (node.py). Subclasses start it there through an engine: Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class RemoteLauncher(Launcher):
             BadInput: the launch cannot be started.
         """
         self._study = study_of(launch.folder)
-        self.clock.go_on()  # it is paused while the only trials wait for the nodes of other slots
+        self.clock.go_on()  # another slot may have paused it, to wait for a node while no trial ran
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()), has_neighbours=has_neighbours)
 
     def _connect(self) -> None:

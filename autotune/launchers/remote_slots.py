@@ -75,7 +75,7 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """The study's clock (`whole`) as its slots see it: it is paused while trials wait for nodes and none runs (`is_busy`)."""
+    """The study's clock (`whole`) as its slots see it: paused while trials wait for nodes and no trial runs (not `is_busy`)."""
 
     def __init__(self, whole: PausableClock, is_busy: Callable[[], bool]) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Removes shared-memory segments that a trial's processes left behind when they were killed.
 
-The supervisor removes them. If it was killed, the tuner or the agent does. If all of these were killed, the next sweep of the
-study does: it reads the trial's processes from a list in the trial's folder.
+The supervisor, which is the parent of all trials, removes them. If it was killed, the process that started it removes them: the
+tuner or, on a node of a cluster, the agent (node.py). If that was killed, too, `remove_left` removes them when the study is
+started again. It reads the ids of each trial's processes from a list in the trial's folder.
 
 The name of a segment contains a process id, which is valid in one PID namespace only. Containers have their own PID namespaces,
 but may share /dev/shm (`docker run --ipc=host`). So a segment stays if a process of another namespace may have made it.
@@ -108,7 +109,7 @@ def namespace(kind: str) -> int:
 
 
 def _here() -> dict[str, Any]:
-    """Returns what identifies the PID namespace in which the ids that this process sees are valid."""
+    """Returns what identifies this process's PID namespace. The process ids that it sees are valid only there."""
     return {"host": platform.node(), "boot_id": read(BOOT_ID), "pid_namespace": namespace("pid")}
 
 

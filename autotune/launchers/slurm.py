@@ -1,4 +1,4 @@
-"""Runs trials in a Slurm job: `srun` starts the agent on a node, and its standard input and output are the link.
+"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node, and its standard input and output are the link.
 
 The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch
 script, no port. `squeue` provides the reason for waiting, and the job's state when the agent is silent. The agent reports how
@@ -99,7 +99,7 @@ class SlurmLauncher(RemoteLauncher):
     ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
-        self._unended: set[str] = set()  # jobs that may hold nodes although srun is gone, as scancel names them
+        self._unended: set[str] = set()  # jobs, as arguments of scancel, that may hold nodes although srun is gone
         self._notes: list[Path] = []  # `Srun.note` of each earlier job
         self._next_s = 0.0  # when to look at earlier jobs while waiting for a node
 
@@ -332,7 +332,7 @@ def _no_place(job: str, step: str, constraint: str) -> str:
     """
     if not step.isdecimal() or int(step) > MAX_STEP:
         return f"no free place for a step in job {job}{f' on a node with --constraint={constraint}' if constraint else ''}"
-    return f"autotune runs in step {job}.{step}, as after `srun --pty`, which has the job's CPUs: leave out launcher=slurm"
+    return f"autotune runs in step {job}.{step}, which has the job's CPUs, as after `srun --pty`: leave out launcher=slurm"
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:

@@ -41,8 +41,8 @@ class SupervisorProcess:
     """One supervisor process. It is ended when this object is closed or garbage-collected, or when the tuner exits.
 
     Args:
-        study: the study's folder, from which the mark is derived.
-        slot: name of the slot whose trials it starts, which is part of the mark; "" for the whole machine.
+        study: the study's folder. It and `slot` make up the supervisor's own mark, see environment.mark_of.
+        slot: name of the slot whose trials it starts; "" for the whole machine.
         cores: the cores that its trials may use; () for all.
         terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
@@ -104,7 +104,7 @@ class SupervisorProcess:
             raise
 
     def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
-        """Starts a warm server and waits for it; returns "" once it is ready, or why it cannot be used once it has exited.
+        """Starts a warm server and waits until it is ready; returns "". If it cannot be used, ends it and returns the reason.
 
         Args:
             mark: the server's mark.

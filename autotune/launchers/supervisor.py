@@ -5,14 +5,14 @@ has its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreape
 that a trial starts. When the tuner exits, for whatever reason, the socket between the two closes. Then the supervisor ends the
 trials, removes their shared memory and exits. While a trial is measured, all it does is read the process list once a second.
 
-FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. Messages are never stored, because they
-contain environments with secrets.
+FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. "trial" and "server" are marks: each
+names a trial or a warm server (environment.mark_of). Messages are never stored, because they contain environments with secrets.
 
-    tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    "trial" is the trial's mark
+    tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    starts a trial
                 {"do": "serve", ...}                        the same, for a warm server (harness/warm_server.py), which is
                                                             tracked and ended like a trial
-                {"do": "start", ..., "server"}              the same, for a trial that the server with that mark forks
-                {"do": "end", "trial", "after_s"}           SIGTERM after that delay, SIGKILL after a grace period
+                {"do": "start", ..., "server"}              the same, but this warm server forks the trial
+                {"do": "end", "trial", "after_s"}           SIGTERM after `after_s`, SIGKILL after a grace period
     supervisor  {"is": "started", "trial"}
                 {"is": "refused", "trial", "why"}           the process cannot be started
                 {"is": "ready", "trial", "why"}             a warm server is ready; if "why" is not "", it cannot be used

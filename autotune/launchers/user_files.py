@@ -64,7 +64,7 @@ class Report:
         aside: user files that the trial changed or removed -> copy of the original.
         unguarded: user files that could not be guarded, and folders that were not searched for such files -> reason.
         loaded: checkpoints from which the trial continued a training.
-        continued: those among them that earlier trials made.
+        continued: those checkpoints in `loaded` that earlier trials made.
     """
 
     left: dict[str, int] = field(default_factory=dict)
@@ -335,7 +335,7 @@ def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], 
     """
     found: dict[Path, frozenset[str]] = {}
     missed: dict[Path, str] = {}
-    for root in sorted(roots, key=lambda path: len(path.parts), reverse=True):  # those in other roots first
+    for root in sorted(roots, key=lambda path: len(path.parts), reverse=True):  # roots inside other roots first
         waiting, num_left = [(0, 0, root)], MAX_FOLDERS  # waiting: (place in the order, depth, folder)
         while waiting:
             place, depth, path = heapq.heappop(waiting)

@@ -29,7 +29,7 @@ def gpus() -> list[dict[str, Any]]:
     """Returns {"name", "uuid", "memory_bytes", "driver", "has_energy_counter", "has_power_reading"} for every GPU.
 
     Values that a device does not report are None; the list is empty without NVML, a driver or permission. NVML numbers GPUs by
-    their place on the bus, but CUDA numbers unlike GPUs by their speed: these have a "cuda_number", too.
+    their place on the bus, but CUDA numbers unlike GPUs by their speed. So unlike GPUs also have a "cuda_number".
     """
     with session() as nvml:
         driver = nvml.text("nvmlSystemGetDriverVersion")

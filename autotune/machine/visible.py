@@ -10,7 +10,7 @@ from autotune.harness.protocol import whole_number
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER, BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # makes CUDA number GPUs by bus, as NVML and nvidia-smi do
-NUMBER = "cuda_number"  # key of a GPU among unlike ones: its number in CUDA, see `machine.gpus.gpus`
+NUMBER = "cuda_number"  # key in a GPU's facts: its number in CUDA, if the machine's GPUs are unlike; see `machine.gpus.gpus`
 
 
 def are_unlike(gpus: Sequence[Mapping[str, Any]]) -> bool:
@@ -45,8 +45,8 @@ def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, st
     """Returns the GPUs that a program may use from `device.index` on. A GPU that cannot be identified is {}.
 
     They are in the order of CUDA_VISIBLE_DEVICES. Like CUDA, stops at the first number beyond the last GPU. Without the
-    variable, they are in CUDA's order; an index above 0 then counts by bus, since trials get ORDER (see
-    `trials.settings.device_environment`).
+    variable, they are in CUDA's order, or by bus if `index` is above 0 and ORDER is not set, since trials then get ORDER=BUS
+    (see `trials.settings.device_environment`).
 
     Args:
         gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.

@@ -16,8 +16,8 @@ used on other cores, by any process, takes nothing from the trial.
 
 Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
 foreign: the calibration measures how much they slow each other down. They are recognised by their mark, an environment variable
-that names the study. On a cluster, autotune's process on the node monitors it. If the tuner runs there, too, it is not foreign,
-either.
+that names the study. On a cluster, the agent (autotune's process on the node) monitors the node. If the tuner runs on the same
+node, the tuner is not foreign, either.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class CpuMonitor:
         )
 
     def _neighbours(self, processes: Mapping[int, Process]) -> frozenset[int]:
-        """Returns the ids of marked processes of the study, of the tuner and of their descendants that may use our cores."""
+        """Returns the ids of the study's marked processes, the tuner, and descendants of these, if they may use our cores."""
         pid, started_ticks = self._tuner or (0, 0)
         marked = [pid] if pid in processes and processes[pid].started_ticks == started_ticks else []
         if self.study:

@@ -71,7 +71,7 @@ class _Level:
 
     @property
     def is_worth_waiting(self) -> bool:
-        """Whether waiting may help: no wait was given up, or use has grown since then, maybe only until a trial ends."""
+        """Whether waiting may help: no wait was given up, or use has grown since, perhaps for a trial that is just ending."""
         used = self.monitor.memory_used_bytes()
         return used is None or self._given_up_bytes is None or used > self._given_up_bytes + self._slack_bytes
 

@@ -75,7 +75,7 @@ class MachineWatch:
         self.use(as_one(found))
 
     def beside(self, study: str) -> None:
-        """From now on, processes whose marks begin with `study` are not foreign; "" for none."""
+        """From now on, processes whose marks (MARK_VARIABLE) begin with `study` are not foreign; "" for none."""
         self._cpu.study = study
 
     def before(self, *, max_s: float = 30.0) -> str:

@@ -28,7 +28,7 @@ class Cache:
         self._made: dict[tuple[str, int], tuple[TrialRecord, Any, str]] = {}
 
     def made(self, what: str, trial: TrialRecord, make: Callable[[], str], *, of: Any = None) -> str:
-        """Returns a text about a trial. Calls `make` if none is cached, or if the trial's record or `of` has changed since."""
+        """Returns a text about a trial, cached until the trial's record or `of` (what else the text depends on) changes."""
         record, others, text = self._made.get((what, trial.number), (None, None, ""))
         if record is not trial or others != of:
             text = make()

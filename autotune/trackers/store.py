@@ -74,7 +74,7 @@ def study_uri(folder: StudyFolder) -> str | None:
 
 
 def may_use(folder: StudyFolder, uri: str) -> bool:
-    """Whether a study is configured with an address or with none. Credentials do not count, since they are not stored."""
+    """Whether a study's configuration has this address or none. Credentials are not compared, since they are not stored."""
     configured = study_uri(folder)
     return configured is None or Secrets().text(_resolved(configured)) == Secrets().text(uri)
 

@@ -1,4 +1,4 @@
-"""Connects the tuner to an agent on a node of a Ray cluster: `PYTHON broker.py REQUEST`, a child process of the tuner.
+"""Connects the tuner to an agent (node.py) on a node of a Ray cluster: `PYTHON broker.py REQUEST`, a child of the tuner.
 
 Ray is imported here and nowhere else: when the head of a cluster dies, Ray ends every process that is connected to the cluster.
 PYTHON may be another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this
@@ -50,8 +50,9 @@ KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Forks a grandchild of the worker, which sets the tuner's niceness, OOM score and umask (`inherited`) and becomes the agent.
-# Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
+# Forks a grandchild of the worker. The grandchild takes over the niceness, OOM score and umask of the tuner (`inherited`) and
+# becomes the agent. Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root
+# may lower a niceness.
 DETACH = """
 import os, signal, sys
 if pid := os.fork():

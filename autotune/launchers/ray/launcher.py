@@ -69,7 +69,7 @@ class Broker(ChildTransport):
         python: the interpreter that has Ray.
         num_given: number of GPUs that the study got from this cluster before; None at first. If it is given, the broker waits
             for the head, and for a node that the cluster does not have now.
-        num_slots: the number of brokers, each of which requests this many resources for itself.
+        num_slots: the number of brokers of the study, each of which requests the same resources.
     """
 
     def __init__(
