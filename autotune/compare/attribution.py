@@ -100,7 +100,7 @@ class Attributor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._estimates: dict[tuple[int, int, int], tuple[dict[str, stats.Ratio], dict[frozenset[str], stats.Ratio]]] = {}
+        self._estimates: dict[tuple[int, int, int, int], tuple[dict[str, stats.Ratio], dict[frozenset[str], stats.Ratio]]] = {}
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept: Kept) -> TrialRecord:
@@ -295,7 +295,8 @@ class Attributor:
         for one in [*others, *trials]:
             if one.score and one.outcome.may_win:
                 measured.setdefault(configuration_key(one.changed), []).append(one.score)
-        key = (winner.number, len(others), len(trials))
+        # A trial that fails parity is ruled out afterwards, which changes no number of trials.
+        key = (winner.number, len(others), len(trials), sum(one.outcome.has_value for one in [*others, *trials]))
         if key not in self._estimates:
             records, spread = [*others, *trials], noise or assumed
             found = estimated(winner.changed, lost, records, spread)

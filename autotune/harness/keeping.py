@@ -142,7 +142,8 @@ class Kept:
             import shutil  # importing it costs milliseconds, and few programs get here
 
             if is_folder:
-                shutil.copytree(origin, target, symlinks=True)
+                is_empty = os.path.isdir(target) and not os.listdir(target)  # an empty folder may be replaced
+                shutil.copytree(origin, target, symlinks=True, dirs_exist_ok=is_empty)
                 return
             _append(self._spared, taken or source or "")
             move = shutil.move if source is None else shutil.copy2
@@ -220,8 +221,10 @@ class Kept:
                 with open(self._file, encoding="utf-8", errors="surrogateescape") as file:
                     self._paths = {path: os.path.basename(path) for path in file.read().split("\0") if path}
                 self._version = version
-        except OSError:  # nothing is guarded
-            self._paths = {}
+        except FileNotFoundError:  # nothing is guarded
+            self._paths, self._version = {}, None
+        except OSError:  # a file server that fails once: what was guarded stays guarded
+            pass
 
     def _place_for(self, path: str) -> str:
         folder = os.path.join(self._folder, protocol.SCRATCH, "instead")

@@ -136,6 +136,12 @@ class Loader:
         """Whether to note facts about the data set: true for the first NUM_EXAMINED batches of a loader without workers."""
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
+    @property
+    def needs_indices(self) -> bool:
+        """Whether something is still to be found out when the loader draws the indices of its next batch."""
+        probe = getattr(self._iterator(), "_autotune_probe", None)
+        return self.is_watched or (probe is not None and probe.is_active)
+
     def examine(self, loader: Any) -> None:
         """Notes whether the data set holds an open file, and the random generators that exist; called at the first iteration.
 

@@ -101,8 +101,12 @@ class LoaderWatch:
                     watch._begins_epoch(info)
                     if watch._is_examining:
                         watch._guarded(functools.partial(info.examine, loader))
+                    if info.is_watched:
+                        watch._indices.install()
                 start(self, loader)
                 self._autotune_probe = None if info is None or info.sizes.is_known else batches.probe_batch_size(self)
+                if self._autotune_probe is not None:
+                    watch._indices.install()
 
             return __init__
 
@@ -158,12 +162,18 @@ class LoaderWatch:
 
             return __next__
 
+        self._indices = patches.install(_BaseDataLoaderIter, "_next_index", around_index)
         self._iteration = [
             patches.install(_BaseDataLoaderIter, "__init__", around_start),
             patches.install(_BaseDataLoaderIter, "_reset", around_reset),
-            patches.install(_BaseDataLoaderIter, "_next_index", around_index),
             patches.install(_BaseDataLoaderIter, "__next__", around_advance),
+            self._indices,
         ]
+
+    def settle(self) -> None:
+        """Stops watching the indices of batches once nothing is left to find out from them. Called by `Session._look`."""
+        if self._indices.is_active and not any(info.needs_indices for info in self.loaders):
+            self._indices.uninstall()
 
     def _begins_epoch(self, info: Loader) -> None:
         """Leaves out the time of an evaluation since the last step, if epochs are short.

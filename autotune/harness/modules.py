@@ -47,12 +47,13 @@ IDLE_CALLS = 64
 class Root:
     """A training root: the module, its state at the first call, and the wrapper around its calls.
 
-    Holds the module by a weak reference: a program that builds another module needs the memory of the first.
+    Attributes:
+        reference: weak reference to the module, because a program that builds another module needs the memory of the first.
     """
 
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
         first = next(members.parameters(module), None)
-        self._module, self._kind = weakref.ref(module), type(module)
+        self.reference, self._kind = weakref.ref(module), type(module)
         self._first = weakref.ref(first) if first is not None else members.nothing
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
@@ -65,7 +66,7 @@ class Root:
     @property
     def module(self) -> Any:
         """The module; None if it no longer exists."""
-        return self._module()
+        return self.reference()
 
     @property
     def is_needed(self) -> bool:
@@ -226,7 +227,7 @@ class ModuleWatch:
         try:
             if not self._owns_trained_parameters(module) or any(map(is_lazy, members.parameters(module))):
                 return None  # lazy layers get their shapes in this call, so the module may become a root in the next one
-            return self._root_of(module) or (None if self._is_made_anew(module) else self._adopt(module))
+            return self.root_of(module) or (None if self._is_made_anew(module) else self._adopt(module))
         except Exception:
             self._context.broke("preparing a module for training")
             return None
@@ -261,18 +262,15 @@ class ModuleWatch:
         """Intercepts the calls of a root; returns whether this succeeded."""
         kind = type(root.module)
         if kind not in KNOWN_BY_TYPE:
-
-            def root_of(module: Any) -> Optional[Root]:
-                return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is no root
-
-            return subclass(root.module, {"__call__": _around_root(self, root_of, lambda: kind.__call__)})
+            return subclass(root.module, {"__call__": _around_root(self, kind, root)})
         if kind not in self._intercepted:
             self._intercepted.append(kind)
-            around = _around_root(self, self._root_of, lambda: super(kind, kind).__call__)  # type: ignore[misc]
+            around = _around_root(self, Module, None)  # their own `__call__` is that of Module
             patches.install(kind, "__call__", lambda _: around)
         return True
 
-    def _root_of(self, module: Any) -> Optional[Root]:
+    def root_of(self, module: Any) -> Optional[Root]:
+        """Returns the root that a module is; None if it is none."""
         return next((root for root in self.roots if root.module is module), None)
 
     def leave_precision(self, why: str) -> None:
@@ -338,7 +336,7 @@ class ModuleWatch:
 
     def _compiled(self, wrapper: Any, module: Any) -> None:
         """Replaces a root by the module that `torch.compile` has made of it."""
-        inner = self._root_of(module)
+        inner = self.root_of(module)
         if inner is None:
             return
         root = Root(wrapper, {**inner.observed, module_knobs.COMPILE: "default"}, inner.sizes.asked)
@@ -543,29 +541,33 @@ def _is_exporting(module: Any) -> bool:
     return tracer.is_tracing() or type(module).__name__ == "ONNXTracedModule"
 
 
-def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], own: Callable[[], Any]) -> Any:
-    """Returns a `__call__` that calls roots through `ModuleWatch.run`.
+def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
+    """Returns a `__call__` that calls roots through `ModuleWatch.run`. Most steps need nothing else than this one call.
 
     Args:
         watch: runs the roots.
-        root_of: returns the root of a module; None if the module is not a root.
-        own: returns the program's own `__call__`, which a library may replace at any time.
+        own: class of the program with the program's own `__call__`, which a library may replace at any time.
+        root: the root whose class gets this `__call__`; None if objects of the class may be any root.
     """
     nesting = watch.nesting
+    # A module made by `type(root)(...)`, or a replica, has the same class and is no root.
+    the_module = None if root is None else root.reference
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # must come first: the compiler must not trace reads of state that changes
-            return own()(self, *args, **kwargs)
-        root = root_of(self)
-        if root is None or (root.is_passive and self.training) or nesting.depth:
-            return own()(self, *args, **kwargs)
-        is_training = self.training or (root.trains_in_evaluation and is_grad_enabled())
+            return own.__call__(self, *args, **kwargs)
+        called = watch.root_of(self) if the_module is None else root if the_module() is self else None
+        if called is None or (called.is_passive and self.training) or nesting.depth:
+            return own.__call__(self, *args, **kwargs)
+        is_training = self.training or (called.trains_in_evaluation and is_grad_enabled())
         if is_in_backward():
-            return watch.run_again(root, own(), args, kwargs) if is_training else own()(self, *args, **kwargs)
+            if not is_training:
+                return own.__call__(self, *args, **kwargs)
+            return watch.run_again(called, own.__call__, args, kwargs)
         if not is_training:
             watch.evaluated()
-            return watch.run_evaluation(own(), self, args, kwargs)
-        return watch.run(root, own(), args, kwargs)
+            return watch.run_evaluation(own.__call__, self, args, kwargs)
+        return watch.run(called, own.__call__, args, kwargs)
 
     return __call__
 

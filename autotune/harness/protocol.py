@@ -286,7 +286,7 @@ class RankResult:
         loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None if backward() was not seen. The
             curve is the mean loss of each of the first optimizer steps, without gradient scaling; None for a loss that is not
             finite. If the curve is not available, it is empty, and "why_no_curve" says why.
-        scaling: {"scale", "skipped", "skipped_in_window"} of the program's GradScaler; None without one.
+        scaling: {"scale", "skipped", "skipped_in_window"} of the GradScaler, the program's or the harness's own; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob that the harness can read. It is the knob's baseline.
         applicability: knob key -> why that knob cannot be changed in this program; knobs that can be changed are absent.

@@ -210,6 +210,7 @@ class Session(TrialContext):
         is_fed = self.loaders.unit_source == "loader" and not self.loaders.is_idle
         self.modules.is_counting = self.device == "cuda" or not is_fed
         self.modules.settle()
+        self.loaders.settle()
         if self.num_steps == 1:
             self.window.first_step()
         is_alone = self.world_size == 1 and not self._is_stepped_by_hand and self.loaders.unit_source == "loader"

@@ -290,9 +290,9 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
     try:
         state = process.status()
         found = Looked(pid=process.pid, state=_in_words(process.pid, state))
-        environment = process.environ()
-        if place := place_of(environment):
-            found.rank, found.world_size = place
+        with contextlib.suppress(psutil.AccessDenied):
+            if place := place_of(process.environ()):
+                found.rank, found.world_size = place
         if state not in _STOPPED and time.monotonic() < until_s and _can_report(process.pid, log):
             found.frames = _reported(process, log)
     except (psutil.Error, OSError):
@@ -332,7 +332,10 @@ def _can_report(pid: int, log: Path) -> bool:
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     is_caught = caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
-    return is_caught and os.path.samefile(f"/proc/{pid}/fd/2", log)
+    try:
+        return is_caught and os.path.samefile(f"/proc/{pid}/fd/2", log)
+    except OSError:  # the process has closed its stderr
+        return False
 
 
 def _reported(process: psutil.Process, log: Path) -> list[Frame]:

@@ -106,11 +106,14 @@ def earlier_noise(session: Session) -> stats.Noise | None:
         return None
     found: dict[bool, list[stats.Noise | None]] = {True: [], False: []}
     own = session.about.identity
-    for folder, about in _others(session.folder.path.parent, without=session.folder.path)[:MAX_SOURCES]:
-        differs = _differing(about.identity, own)
-        if not any(name.startswith(MACHINE) for name in differs):
-            with contextlib.suppress(*DAMAGED):
-                found[not differs].append(noise.from_json(folder.read_summary().get("noise")))
+    others = [
+        (folder, differs)
+        for folder, about in _others(session.folder.path.parent, without=session.folder.path)
+        if not any(name.startswith(MACHINE) for name in (differs := _differing(about.identity, own)))
+    ]
+    for folder, differs in others[:MAX_SOURCES]:
+        with contextlib.suppress(*DAMAGED):
+            found[not differs].append(noise.from_json(folder.read_summary().get("noise")))
     same, other = stats.pooled(found[True]), stats.pooled(found[False])
     return stats.pooled([same and same.capped(noise.SAME_PROGRAM_FREEDOM), other and other.capped(noise.OTHER_PROGRAM_FREEDOM)])
 

@@ -127,6 +127,17 @@ def test_harness_protects_checkpoints_without_a_keeper(cwd, code):
     assert (place_of(cwd) / protocol.SPARED_FILE).read_text() == f"{path}\0"
 
 
+def test_checkpoints_stay_guarded_if_the_list_of_them_cannot_be_read_once(cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    (place_of(cwd) / protocol.KEPT_FILE).write_text(f"{path}\0")
+    code = HARNESS + "import errno\nopen('other', 'wb').close(); os.remove('other'); stat, failed = os.stat, []\n"
+    code += "def fails(*args, **kwargs):\n    if not failed: raise failed.append(1) or OSError(errno.ESTALE, 'stale')\n"
+    code += "    return stat(*args, **kwargs)\nos.stat = fails; os.remove(sys.argv[1]); os.remove(sys.argv[1]); assert failed\n"
+    run(cwd, code, path)
+    assert path.read_bytes() == PRECIOUS
+
+
 @pytest.mark.thorough
 def test_trial_may_change_files_that_it_saved_itself(files, cwd):
     """The trial may overwrite, read and remove such files."""
@@ -268,6 +279,7 @@ def test_symlink_to_a_checkpoint_stays_a_symlink(files, cwd):
     [
         "import shutil; shutil.rmtree('out'); os.makedirs('out'); os.listdir('out')",
         "os.rename('out', 'out.bak'); assert os.path.exists('out.bak/best.pt')",
+        "os.mkdir('empty'); os.rename('out', 'empty'); assert os.path.exists('empty/best.pt')",
     ],
 )
 def test_folder_with_a_checkpoint_is_not_removed_or_renamed(files, cwd, code):

@@ -10,7 +10,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study import resume_study
-from autotune.study.earlier_studies import Source, _out_of_memory, check_named, foreseen
+from autotune.study.earlier_studies import MAX_SOURCES, Source, _out_of_memory, check_named, foreseen
 from autotune.study.initial import EARLIER, NUM_EARLIER_SEEDS
 from autotune.study.oom_frontier import dominates
 from autotune.wording import warm_start_text
@@ -74,6 +74,20 @@ def test_nothing_is_reused_for_another_program_or_machine_or_if_switched_off(ben
     study = bench(other.pop("surface", Surface(gains=FAST)), AUTO, "study.budget.trials=2", *more, **other)
     assert study.run()["warm_start"] == {}
     assert not taken(study)
+
+
+def test_noise_of_this_machine_is_known_though_later_studies_are_of_other_machines(bench):
+    first = bench(Surface(gains=FAST), "study.budget.trials=4")
+    first.run()
+    own = first.folder.path
+    for number in range(MAX_SOURCES):
+        other = shutil.copytree(own, own.with_name(f"other{number}"))
+        about = json.loads((other / "study.json").read_text())
+        about["identity"]["machine.cpu_model"], about["sequence"] = "Another CPU", about["sequence"] + 1 + number
+        (other / "study.json").write_text(json.dumps(about))
+    second = bench(Surface(gains=FAST), "study.budget.trials=1")
+    second.run()
+    assert second.folder.read_study().noise["freedom"] > 0
 
 
 def test_named_study_of_another_program_gives_its_best_within_the_search_space(bench, tiny, filled):
