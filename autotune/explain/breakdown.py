@@ -164,7 +164,7 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
 def kernel_widths(trace: Trace, host: Host) -> Ints:
-    """Returns the index in WIDTHS of each event's width. Events that are not kernels have the index of BITS_UNKNOWN."""
+    """Returns, for each event, the index in WIDTHS of the width of its numbers. Only the indices of kernels have a meaning."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
         found[event] = WIDTHS.index(width_of(trace.texts[trace.names[event]], trace.types_of(launcher)))

@@ -150,7 +150,7 @@ class Evidence:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input; if the device rate D is known, at most the seconds of a step at D."""
+        """Seconds of a step without its wait for input. If the device rate D is known, a step at D is the upper limit."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 

@@ -74,7 +74,7 @@ _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
                         r"full|set_|alias|pin_memory|new_|unbind|repeat|"
                         r"::(item|_local_scalar_dense|is_nonzero)$"),
     ("reduction", r"::(sum|mean|max|min|amax|amin|norm|linalg_vector_norm|var|std|arg(max|min)|any|all|prod|cumsum|topk|sort)"),
-    ("autograd", r"^autograd::engine|Backward\d+$|AccumulateGrad"),  # without a number, it is a function of Python
+    ("autograd", r"^autograd::engine|Backward\d+$|AccumulateGrad"),  # "FooBackward" without a number is Python
     ("elementwise", r"^aten::"),
 ))  # fmt: skip
 CUSTOM = "custom operator"

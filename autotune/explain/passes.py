@@ -15,7 +15,7 @@ from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lin
 from autotune.plain_json import MAX_INT, from_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
-MAX_RANKS = 1 << 16  # a document that claims more is damaged; missing ranks are listed one by one
+MAX_RANKS = 1 << 16  # a document that claims more is damaged; without a limit, its missing ranks would be listed one by one
 NUMBERS = ("line", "count", "seconds", "bytes", "activations", "parameters", "flops")
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
 KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}

@@ -12,7 +12,7 @@ from autotune.harness.explain.documents import INPUT, STEP_PHASES
 
 COLUMNS = {
     "rank": "rank of the process", "step_s": "seconds of a step",
-    "exposed_communication_s": "seconds per step that it waits in collectives", "own_s": "step_s without that wait",
+    "exposed_communication_s": "seconds per step that it waits in collectives", "own_s": "step_s minus exposed_communication_s",
     "input_s": "seconds per step that it waits for its next batch",
     **{f"{phase}_s": f"host seconds per step in {phase}" for phase in STEP_PHASES[1:]},
     "behind_s": "own_s minus that of the fastest rank", "is_slowest": "whether the others wait for it",

@@ -20,8 +20,8 @@ G = 1e9
 TF32, WIDE = "tf32", "float32"
 MATRIX_KINDS = ("matmul", "convolution", "attention")  # kinds of operators that do matrix work
 HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # if the device is busy for a smaller share of a step, the bound is the host
-# If kernels of matrix products that may or may not run on Tensor Cores take a larger share of the time, the share on Tensor
-# Cores is unknown. Those of 16-bit products do not count as doubtful.
+# A kernel of a matrix product is doubtful if it may or may not run on Tensor Cores. Kernels of 16-bit products do not count as
+# doubtful. If doubtful kernels take a larger share of the time than this, the share on Tensor Cores is unknown.
 MAX_DOUBTFUL_FRAC = 0.1
 
 COLUMNS = {

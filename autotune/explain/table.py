@@ -18,7 +18,7 @@ Row = dict[str, Any]  # column -> Cell
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 _SHAPE: dict[str, Any] = {"name": text, "title": text, "columns": {ANY: text}, "rows": [{}], "notes": [text]}
-# Cells that are not (None, number), by column.
+# Types of the cells of a column, for all columns whose cells are not (None, number).
 _CELLS: dict[str, Any] = {
     "rank": whole_number, "line": whole_number, "is_own": flag, "is_slowest": flag, "dtype": (None, text),
     **dict.fromkeys(

@@ -283,7 +283,7 @@ def read_tables(folder: Path) -> Tables:
     target = folder / FOLDER
     index = read_json(target / INDEX)
     if not isinstance(index, Mapping) or index.get("schema") != SCHEMA:
-        raise ValueError(f"{target / INDEX}: not the index of an explanation's tables, or of another version")
+        raise ValueError(f"{target / INDEX}: not an index of an explanation's tables, or one of another version")
     try:
         check(index, {"tables": [text], "timeline": [{"start_s": number, "seconds": number}]})
         found = from_json({**index, "tables": {}}, Tables)

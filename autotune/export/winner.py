@@ -31,8 +31,8 @@ class Winner:
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
-            num_workers=0. Its step.accumulation is multiplied by what the program itself accumulates, because a setting of
-            another tool replaces the program's own.
+            num_workers=0. The value of step.accumulation in it is multiplied by the number of batches that the program itself
+            accumulates, because a setting of another tool replaces the program's own.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
             the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
         full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.

@@ -120,8 +120,8 @@ class Knob:
         is_before_torch: whether the knob must be set before torch is imported although it is not an environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
-        is_outside_graphs: whether its values change neither what is compiled nor for which shapes. A configuration that differs
-            only in such knobs from one that was compiled finds its graphs in the study's compile cache.
+        is_outside_graphs: whether its values leave unchanged what is compiled and for which shapes. If two configurations
+            differ only in such knobs, the second one finds the graphs of the first in the study's compile cache.
         start_costs: value -> its compilation time as a multiple of the cheapest value's; 1 for values that are not listed.
         usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
             or, if there is none, for every value but the default.

@@ -121,7 +121,7 @@ OPTIMIZER_IMPLEMENTATION = Knob(
     summary=(
         "Which kernels update the weights: `default` is what torch picks (foreach on CUDA, a loop over parameters on the CPU), "
         "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel. On CUDA, `foreach` "
-        "is tried only with FSDP2: for all other parameters, it is torch's default."
+        "is tried only with FSDP2, because without FSDP2 it is torch's default."
     ),
     helps="Models with many small parameters, and Adam-like optimizers: the update is bound by launches and memory.",
     hurts=(
@@ -197,9 +197,10 @@ COMPILE_SCOPE = Knob(
     },
     summary=(
         "What torch.compile is applied to: the whole model, or each of its repeated blocks on its own (regional compilation). "
-        "Blocks are modules directly in a Sequential or ModuleList: the outermost ones of the most frequent class. Blocks that "
-        "differ only in their weights share one compilation. It needs compile.mode=default: with CUDA graphs of single blocks, "
-        "a validation would overwrite one block's output before the next block has read it, and torch stops with an error."
+        "A block is a module directly in a Sequential or ModuleList, but not inside another block. If blocks have several "
+        "classes, only the most frequent class is used. Blocks that differ only in their weights share one compilation. It "
+        "needs compile.mode=default: with CUDA graphs of single blocks, a validation would overwrite one block's output before "
+        "the next block has read it, and torch stops with an error."
     ),
     helps=(
         "Deep models of equal blocks (transformers): `blocks` compiles one block in place of dozens, so the first step comes "
@@ -250,9 +251,9 @@ ACTIVATION_CHECKPOINTING = Knob(
     },
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
-        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). Blocks are modules directly in a Sequential or "
-        "ModuleList: the outermost ones of the most frequent class. For models of the transformers library, the library's "
-        "own switch is used."
+        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). A block is a module directly in a Sequential "
+        "or ModuleList, but not inside another block. If blocks have several classes, only the most frequent class is used. "
+        "For models of the transformers library, the library's own switch is used."
     ),
     helps=(
         "A device full of activations (long sequences, large images, deep models): only the activations of one block and those "

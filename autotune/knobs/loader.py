@@ -31,7 +31,8 @@ def has_workers(knobs: Knobs) -> bool:
 def expert_workers(host_context: HostContext) -> KnobValue:
     """Returns the number of workers that an expert would start with.
 
-    That is 8, or fewer so that the step has a core. A higher number of the program itself stays if each worker has a core.
+    That is 8, but at most one less than there are cores. If the program itself has more than 8 workers, and there is a core for
+    each of them and for the step, its number stays.
     """
     spare = max(0, host_context.num_cores - 1)
     own = host_context.observed.get(NUM_WORKERS.key)

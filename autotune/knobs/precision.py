@@ -22,7 +22,8 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 def amp_blocked(host_context: HostContext) -> str | None:
     """Returns why autocast is not searched: no Tensor Cores, or the program enters it itself in a format that is fast here.
 
-    None if it is searched, also on CPUs without fast bf16, and wherever the program's own format is emulated.
+    None if it is searched. It is also searched on CPUs without fast bf16, and wherever the device only emulates the program's
+    own format.
     """
     if _is_emulated(host_context):
         return None

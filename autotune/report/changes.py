@@ -90,7 +90,7 @@ def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
     speedup = summary.get("speedup") or {}
     if speedup.get("num_rounds") or speedup.get("ci"):  # the verdict has the ratio from the finals, without bias
         said |= {*(speedup.get("overrides") or {}).items()}
-    # The search's trial is the one to compare with: the best without ineffective changes may have been measured later.
+    # Values are compared with the winner's trial of the search. If ineffective changes were reverted, `best` is a later trial.
     number = (summary.get("minimality") or {}).get("winner", best.get("trial"))
     first = next((trial for trial in trials if trial["number"] == number), best)
     whole, found = score_of(summary, first), dict[tuple[str, KnobValue], float | str]()

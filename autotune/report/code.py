@@ -39,7 +39,7 @@ class Code:
 
 
 def codes(study: Study) -> list[Code]:
-    """Returns the best configuration in every format, the Python code first; [] if nothing is changed, or not by a search."""
+    """Returns the best configuration in every format, the Python code first; [] if nothing changes, or if this is no search."""
     if not has_winner(study.summary) or study.summary.get("verification") or study.summary.get("recording"):
         return []
     names = sorted(FORMATS, key=lambda name: list(USES).index(name) if name in USES else len(USES))

@@ -64,7 +64,10 @@ def _ui_command(path: Path) -> list[str]:
 
 
 def more_time(summary: Summary) -> str:
-    """Returns the override for twice the budget, or for what the reason asks: " study.budget.minutes=16"; "" without one."""
+    """Returns the override that doubles a study's minutes, or gives more if the search asked for more.
+
+    For example " study.budget.minutes=16"; "" if the study's time is not limited.
+    """
     asked = ASKED.search(str(summary.get("reason") or ""))
     least = int(asked[1]) if asked else 0
     return f" study.budget.minutes={max(least, math.ceil(summary['budget_s'] / 30))}" if summary.get("budget_s") else ""
@@ -130,7 +133,7 @@ def reason_of(summary: Summary) -> str:
 
 
 def advice_of(summary: Summary) -> str:
-    """Returns the reason for the verdict. If there is none and nothing faster was found, says so; "" otherwise."""
+    """Returns the reason for the verdict. If there is none, returns SETTLED if nothing faster was found, else ""."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
     is_settled = has_ratio and verdict_of(summary) == "same" and not failed_text(summary)  # what failed might be faster
     return reason_of(summary) or (SETTLED if is_settled else "")

@@ -76,7 +76,7 @@ def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Returns the findings whose middle gain is LEAST_GAIN or more, sorted by the mean of the middle and the lower end.
 
     The middle alone would put a wild guess first. The lower end alone would put 40 % [1, 123] after 9 % [5, 13], although the
-    first may gain far more, and hardly less. A lower end below 0 counts as 0.
+    finding with 40 % may gain far more, and hardly less. A lower end below 0 counts as 0.
     """
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
     return sorted(kept, key=lambda one: -(one.gain.mid + max(0.0, one.gain.low)))

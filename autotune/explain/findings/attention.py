@@ -15,8 +15,8 @@ CAUSE = "unfused attention"
 SOFTMAX = "aten::_softmax"  # of the scores; the loss uses log_softmax
 PRODUCTS, FALLBACK = ("aten::bmm", "aten::baddbmm"), "aten::_scaled_dot_product_attention_math"
 LEAST_LENGTH = 64  # scores of shorter sequences are small
-# Of the seconds of operators on the scores, except products, a fused kernel saves this share: at least, usually, at most. The
-# products remain, but they no longer load and store the scores, so more than these seconds may be saved.
+# Operators on the scores, except products, take some seconds. A fused kernel saves this share of them: at least, usually, at
+# most. The products remain, but they no longer load and store the scores, so more than all of these seconds may be saved.
 SAVED_FRAC = (0.3, 0.8, 1.5)
 Key = tuple[int, int, int]  # number of elements of a tensor, and its last two sizes
 

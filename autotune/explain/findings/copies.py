@@ -40,7 +40,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
 def exposed_copies(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the GPU computes nothing while a batch is copied to it, although the host does not wait for the copy.
 
-    A copy on the stream that computes begins when the last step has ended, and the next step begins when the copy has ended.
+    If copies and computation share a stream, a copy begins only after the last step, and the next step only after the copy.
     """
     operations = evidence.operations[0] if evidence.operations else None
     waited_s = math.fsum(site.seconds for site in evidence.first.syncs if site.kind == "copy")
@@ -48,7 +48,7 @@ def exposed_copies(evidence: Evidence) -> Iterable[Finding]:
         return
     own = [line for line in evidence.own_lines() if line.phase == TRANSFER]
     most_s = min(operations.uploading_s, operations.busy_s or 0.0)
-    code = "copy the next batch on a stream of its own during the step, or copy fewer bytes (images as bytes)"
+    code = "copy the next batch on a stream of its own during the step, or copy fewer bytes (images as uint8)"
     yield Finding(
         cause="exposed copies",
         where=evidence.place_of(own[0]) if own else "copies to the GPU",

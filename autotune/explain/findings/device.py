@@ -32,9 +32,9 @@ OPTIMIZER_KNOB, BATCH = "optimizer.implementation", "loader.batch_size"
 CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
-# On a GPU, `launch_bound` yields a finding if the GPU waits for its host for LAUNCH_FRAC of the step without its input. If
-# calling the operators would explain at least EXPLAINED_FRAC of the waiting time, LEAST_WAITING_FRAC of the step is enough. If
-# not, the host may do other work in that time.
+# On a GPU, `launch_bound` yields a finding if the GPU waits for its host for at least LAUNCH_FRAC of the step (without its
+# input). LEAST_WAITING_FRAC is enough if calling the operators would explain at least EXPLAINED_FRAC of the waiting time.
+# Otherwise the host may do other work in that time.
 EXPLAINED_FRAC, LEAST_WAITING_FRAC = 0.5, 0.3
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most
@@ -223,7 +223,7 @@ def padded_tokens(evidence: Evidence) -> Iterable[Finding]:
 
     For the lower end, each batch is cut at the end of its longest sample. Half of the saving counts, because not all work grows
     with the length. The estimate assumes batches of samples of similar length, in which BUCKETED_FRAC of the padding is gone.
-    The upper end assumes attention, whose work grows with the square of the length. The shares are those of one step.
+    The upper end assumes attention, whose work grows with the square of the length. The shares of padding are from one step.
     """
     found = evidence.memory[0].padding if evidence.memory else {}
     padded, in_all = (min(1.0, found.get(name, 0.0)) for name in (PADDED, IN_ALL))

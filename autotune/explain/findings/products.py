@@ -42,8 +42,7 @@ NOT_CONVERTED = (0.5, 1.0, 2.0)
 LOADED_AT_ONCE = {"float16": 8, "bfloat16": 8, TF32: 4}
 SLOW_FRAC = 0.5  # an unaligned product is slow if it has at most this share of the aligned products' rate
 USUAL_PEAK_FRAC = 0.5  # assumed share of the peak at which aligned products run, if the program has none
-# Seconds that padding saves, as a multiple of the computed ones (`saved_by_padding_s`: the products' seconds minus those of the
-# padded sizes at the rate of aligned products): at least, usually, at most.
+# Seconds that padding really saves, as a multiple of the result of `saved_by_padding_s`: at least, usually, at most.
 ALIGNED_SAVES = (0.5, 0.85, 1.05)
 # These numbers are tried in order. A size is padded to a multiple of the first that makes it at most MAX_PADDING times as
 # large; if none does, to a multiple of the last.
@@ -144,7 +143,7 @@ def slow_16_bits(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the program computes products in 16 bits, and they are slower than in 32 bits on this device.
 
     Such devices only emulate the format: CPUs without an instruction for it, and GPUs older than Ampere with bfloat16. The
-    operators between the products are emulated, too, so for the upper end, they become as much faster as the products.
+    operators between the products are emulated, too. So the upper end assumes that they speed up by the products' factor.
     """
     times = evidence.memory[0].products_in_16_bits if evidence.memory else {}
     if not times.get(WIDE) or times[NARROW] < LEAST_SLOWDOWN * times[WIDE] or waits_for_host(evidence):
@@ -183,8 +182,8 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
 def unaligned_products(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if matrix products on a GPU are slow because of a size such as a vocabulary of 50,257.
 
-    If the rows of a matrix do not begin at multiples of 16 bytes, kernels that load one number at a time run. Products count if
-    they are bound by computation and much slower than the aligned products of the step.
+    If the rows of a matrix do not begin at multiples of 16 bytes, a product runs in kernels that load one number at a time.
+    Products count if they are bound by computation and much slower than the aligned products of the step.
     """
     for slow, rate, is_measured in slow_products(evidence):
         slow_s, slow_flops = math.fsum(one.seconds for one in slow), math.fsum(one.flops for one in slow)
@@ -242,7 +241,7 @@ def slow_products(evidence: Evidence) -> Iterator[tuple[list[_Product], float, b
 
 
 def saved_by_padding_s(slow: Iterable[_Product], rate: float) -> float:
-    """Returns the seconds of a step that the products would save with padded sizes, at a rate in FLOPs per second."""
+    """Returns the seconds of a step that padding would save if the padded products ran at `rate` FLOPs per second."""
     return math.fsum(max(0.0, one.seconds - one.padded_flops / rate) for one in slow)
 
 

@@ -31,7 +31,8 @@ def restarted_workers(evidence: Evidence) -> Iterator[Finding]:
     batch_s = service_s(evidence) * evidence.batch
     most_s = start_s + first_s + end_s
     saved_s = most_s - min(first_s, batch_s)
-    # If the observed time contains more or fewer starts than it would on average, so does its mean step.
+    # The observed steps may contain more starts than usual, or fewer. So the time that starts take in the mean step is replaced
+    # by the time that they usually take.
     step_s = evidence.step_s - found.count * most_s / evidence.first.steps + most_s / steps
     yield Finding(
         cause=CAUSE,

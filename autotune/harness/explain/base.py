@@ -40,7 +40,8 @@ class Pass:
     def leave_out(self, samples: float, wait_s: float) -> None:
         """Called if the program evaluated its model since the last step: the time since that step does not count.
 
-        It is called at the end of the step that contains the evaluation, before `step_done`, or earlier, when an epoch begins.
+        If epochs are short, it is called as the next epoch begins; otherwise at the end of the step that contains the
+        evaluation, before `step_done`.
 
         Args:
             samples: training samples since the last step.

@@ -87,7 +87,7 @@ class Stage:
         seconds: wall seconds per sample.
         cpu_s: CPU seconds per sample; None if unknown. If the stage waits while child processes or other threads of the worker
             compute, it includes their CPU seconds, up to the seconds of that wait.
-        blocked_s: the rest of the seconds, without those spent waiting for a core: storage, network, sleep. None if unknown.
+        blocked_s: seconds per sample that are neither CPU time nor waits for a core: storage, network, sleep. None if unknown.
         count: number of timed calls. If samples are cheap to make, only some of the batches are timed.
         file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
     """
@@ -147,11 +147,11 @@ class Restarts:
     """Starts of new workers of the training loader in the observed steps, as at the beginning of an epoch.
 
     Attributes:
-        count: number of starts, of all workers together.
+        count: number of starts; starting all workers of an epoch counts as one.
         start_s: seconds that the training thread spent starting them.
         first_s: seconds that it waited for the first batch after each start.
         end_s: seconds that it spent ending workers.
-        num_remade: starts of a DataLoader that was made since the last step.
+        num_remade: how many of these starts were for a DataLoader that the program had made since the last step.
         steps_per_epoch: optimizer steps of the last epoch; 0 if unknown.
     """
 
@@ -269,8 +269,8 @@ class Memory:
             the timed products take in this type (on a GPU older than Ampere, "bfloat16" stands for float16); "casts" -> seconds
             to convert their inputs to 16 bits; "timed_frac" -> FLOPs of the timed products, divided by those of all. {} without
             such products, or if they could not be run (see `notes`).
-        products_in_16_bits: the same for products with inputs in bfloat16 or float16, whichever has more of them; "bfloat16"
-            stands for this type. {} without such products.
+        products_in_16_bits: the same for products with inputs in bfloat16 or float16, whichever has more of them; the key
+            "bfloat16" stands for that type. {} without such products.
         padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
             positions where all samples are padded. {} if no tokens are looked up in a table, or if they are packed afterwards.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.

@@ -1,6 +1,6 @@
 """Counts how much of a step's tokens is padding, from the indices with which the model looks up its embeddings.
 
-Padding repeats one token up to the end of a sample, or from its beginning. A sample that consists of one token does not count.
+Padding repeats one token up to the end of a sample, or from its beginning. A sample of one repeated token does not count.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def breakdown(study: Study) -> Figure:
 def categories(study: Study) -> Figure:
     """Returns the seconds of a profiled step by what is computed, with a bar each for baseline and best.
 
-    If the profiler slowed a step too much, only the GPU's part of the traces is used, for both so that they can be compared.
+    If the profiler slowed a step of either too much, both bars show only the GPU's part, so that they can be compared.
     """
     traced = {role: rows for role, number in study.sides.items() if (rows := study.rows("breakdown", number))}
     slowed = [role for role in traced if study.tables[study.sides[role]].distortion.get(0, 1.0) > MAX_DISTORTION]

@@ -27,8 +27,8 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range instead of a list
 BATCH = "loader.batch_size"
 # If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these values of t0 /
-# t1, BATCH has a column with the logarithm of that curve: rate over batch size. Values above 256 are used only up to the
-# largest batch size: beyond it, they would make small batches too uncertain.
+# t1, BATCH has a column with the logarithm of that curve, the rate as a function of the batch size. Values above 256 are used
+# only up to the largest batch size: beyond it, they would make small batches too uncertain.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.

@@ -44,8 +44,8 @@ NOISE_FRAC = 0.02
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-# Below, a trial's own memory is the largest peak; on a CPU, the largest peak minus PROCESS_BYTES. This share of it does not
-# grow with the batch: prior mean and standard deviation.
+# Below, "a trial's own memory" stands for the largest of all peaks; on a CPU, PROCESS_BYTES are subtracted. This share of it
+# does not grow with the batch: prior mean and standard deviation.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
 # the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0. Its standard

@@ -120,7 +120,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
 
     def ask_again(self) -> None:
-        """Allows one more proposal, because trials have ended whose results earlier proposals had to assume."""
+        """Allows one more proposal: earlier ones had to assume the results of running trials, and some of these have ended."""
         self._num_unpromising = min(self._num_unpromising, STOP_AFTER - 1)
 
     def proposed(self, number: int) -> Proposed | None:
@@ -349,7 +349,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if too little is known of D and L.
 
-        Also returns the forecast from the rates alone if its error is smaller and that of the forecast from D and L is large.
+        If the forecast from D and L has a large error, it is replaced by one from the rates alone that has a smaller error.
         """
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         if not forecast.is_decomposed:

@@ -38,7 +38,7 @@ RISK_GAIN = 0.02
 STOP_IMPROVEMENT = 0.02
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 # On a GPU, larger batches are rarely slower. So the gain of a smaller one is multiplied by this if only its uncertainty makes
-# it promising, see `_are_needlessly_small`. It also counts that little in the expected improvement that ends a search.
+# it promising, see `_are_needlessly_small`. What it adds to the expected improvement that ends a search is multiplied, too.
 SMALL_BATCH = 0.1
 SMALL_BATCH_GAIN = 0.01  # a smaller batch that is expected to be faster by this, in logarithms, is not needless
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
