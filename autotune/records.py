@@ -5,7 +5,7 @@ The study folder is the source of truth; MLflow, reports and `show` are made fro
     runs/<study>/study.json             StudyRecord: command, space, machine, fingerprint (written before the first trial)
     runs/<study>/trials/0007/asked.json TrialRequest (written before the trial starts)
     runs/<study>/trials/0007/trial.json TrialRecord (written when the trial is over; absent until then)
-    runs/<study>/summary.json           Summary (rewritten at most every few seconds, see study/loop.py)
+    runs/<study>/summary.json           Summary (rewritten at most every few seconds, see study/writing.py)
 """
 
 from __future__ import annotations

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import operator
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,25 +24,23 @@ from autotune.compare.tiers import TierFinals
 from autotune.compare.verify import VERIFIED, Verification
 from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
-from autotune.export.formats import render
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
-from autotune.report.writing import write_report
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
-from autotune.studies import call
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
 from autotune.study.resuming import Earlier, read_earlier
-from autotune.study.summary import Standing, summarise, trial_entry
-from autotune.trackers.sync import incomplete
+from autotune.study.summary import Standing
+from autotune.study.tracker import Tracker
+from autotune.study.writing import Writer
 from autotune.trials.budget import Budget, Costs
-from autotune.trials.events import Listener, Masked, Tracking
+from autotune.trials.events import Listener, Masked
 from autotune.trials.identity import about, changed_variables, differences
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
@@ -60,17 +56,6 @@ ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded
 # The time limits that the reason of a timeout may name -> their configuration keys.
 LIMITS = {"total": "study.budget.minutes", **{name: f"measure.{name}_s" for name in ("start", "compile", "step")}}
 NO_MODULE = "No module named"  # part of Python's own message
-# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, at most BUDGETED_DRAIN_S with one. If a
-# complete study has more budget left than that, it may wait until the budget is used up, but at most DRAIN_S. If the wait may
-# take longer than BUDGETED_DRAIN_S, the user is told of it after SILENT_S.
-DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
-# While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
-# time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.
-SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
-# With many trials, the summary is not written again until their number has grown by this share, or this time has passed.
-# Otherwise a study of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
-SUMMARY_GROWTH_FRAC, SUMMARY_LATEST_S = 0.02, 600.0
-LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
@@ -170,7 +155,7 @@ class _Study:
             quarantine=quarantine(inputs, folder, lambda: self._executable),
             budget=self._budget,
             about=_about_at_first(inputs, folder, earlier),
-            after_trial=self._note_progress,
+            after_trial=self._note_trial,
             while_waiting=self._write_when_due,
             records=list(earlier.records) if earlier else [],
         )
@@ -180,25 +165,25 @@ class _Study:
         self._attributor = Attributor(self._session)
         self._tiers = TierFinals(self._session)
         self._explaining = Explaining(self._session, folder.read_explanation() if earlier else None)
-        self._is_summary_old, self._next_summary_s, self._num_summarised = False, 0.0, 0
+        self._writer = Writer(folder, listener, inputs.clock, is_best_written=not inputs.is_recording)
+        self._tracker = Tracker(inputs, folder, listener, interrupts)
 
     def run(self) -> Summary:
         if self._earlier:
             self._check_identity(self._session.about.identity)
-        tracking: Tracking | None = None
         try:
-            tracking = self._open()
+            self._open()
             status, reason, failure = self._outcome()
             if self._finals and self._decision is None:  # the user interrupted the finals
                 self._decision = self._finals.decision if self._finals.decision.finalist else None
             summary = self._write(status, reason)
         except BaseException as fault:
             cause = self._cause_of(fault)
-            self._abandon(cause, tracking)
+            self._abandon(cause)
             if cause is fault:
                 raise
             raise cause from fault
-        self._close(summary, tracking)
+        self._close(summary)
         if failure:
             raise failure
         return summary
@@ -259,9 +244,8 @@ class _Study:
             self._release()
             self._session.runner.close()
         self._listener.finished(summary)  # before the wait for the tracker
-        tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
-        if tracking and (why := self._drain(tracking)):
-            self._listener.notice(incomplete(self._folder, why))
+        self._tracker.start()
+        self._tracker.wait(self._left_s())
         return summary
 
     def _explained(self, wanted: Wanted) -> Summary:
@@ -283,19 +267,13 @@ class _Study:
             raise KeyboardInterrupt from None
         finally:
             self._amend(summary)
-            self._report(summary)
+            self._writer.report(summary)
         return summary
 
     def _amend(self, summary: Summary) -> None:
-        """Adds passes, checks and the explanation to a summary, and changes nothing else in it."""
-        summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in self._session.records]))
-        summary["num_trials"] = len(summary["trials"])
-        summary["explanation"] = self._explaining.document
-        self._folder.write_summary(summary)
-        if summary["best"] and not summary.get("recording"):  # no finals have confirmed the best of a recording
-            self._folder.write_best(render(summary, "yaml", None).text)
+        self._writer.amend(summary, self._session.records, self._explaining.document)
 
-    def _open(self) -> Tracking | None:
+    def _open(self) -> None:
         if self._earlier:
             self._folder.tidy()
             self._end_leftovers()  # before records are written, since trials with a record count as free of secrets
@@ -316,11 +294,7 @@ class _Study:
                     f"The environment differs from that of the earlier trials: {'; '.join(changed)}. If this changes how fast "
                     "the program trains, stop, set the variables as before, and resume again."
                 )
-        try:
-            return self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
-        except OSError as error:  # no process can be started, or the disk is full
-            self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
-            return None
+        self._tracker.start()
 
     def _end_leftovers(self) -> None:
         """Ends the processes that an earlier tuner left running for this study, and removes secrets from their files."""
@@ -430,44 +404,14 @@ class _Study:
             tiers=self._tiers.decisions,
             explanation=self._explaining.document,
         )
-        made = summarise(self._session.about, self._session.records, standing)
-        # The JSON round trip makes the returned document equal to the one on disk (tuples become lists). Until the study ends,
-        # the trials skip the round trip, because there may be thousands.
-        left_out = {"trials": made["trials"]} if status == "running" else {}
-        summary: Summary = json.loads(json.dumps({**made, **dict.fromkeys(left_out)})) | left_out
-        # The report is written before the summary. Once the summary is final, the tracker reads the folder for the last time,
-        # and `resume` does nothing more.
-        if status != "running":
-            self._report(summary)
-        if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
-            self._folder.write_best(render(summary, "yaml", None).text)
-        self._folder.write_summary(summary)
-        self._is_summary_old, self._num_summarised = False, len(self._session.records)
-        return summary
+        return self._writer.write(self._session.about, self._session.records, standing)
 
-    def _report(self, summary: Summary) -> None:
-        """Writes the report. A failure to write it does not fail the study, since `autotune report` can write it later."""
-        if not self._folder.is_kept:
-            return
-        try:
-            write_report(self._folder, summary)
-        except Exception as error:
-            self._listener.notice(f"No report was written ({error}). `autotune report {call(self._folder)}` makes it.")
-
-    def _note_progress(self) -> None:
-        self._is_summary_old = self._folder.is_kept
+    def _note_trial(self) -> None:
+        self._writer.note_trial()
         self._write_when_due()
 
     def _write_when_due(self) -> None:
-        clock = self._inputs.clock
-        if not self._is_summary_old or (began_s := clock.monotonic()) < self._next_summary_s:
-            return
-        num = len(self._session.records)
-        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always true below 50 trials
-        if has_grown or began_s >= self._next_summary_s + SUMMARY_LATEST_S:
-            self._write("running")
-            now_s = clock.monotonic()
-            self._next_summary_s = now_s + max(SUMMARY_EVERY_S, (now_s - began_s) / SUMMARY_FRAC)
+        self._writer.write_when_due(len(self._session.records), lambda: self._write("running"))
 
     def _release(self) -> None:
         """Releases the machines that trials ran on."""
@@ -475,12 +419,11 @@ class _Study:
         for line in self._inputs.launcher.unended():
             self._listener.notice(line)
 
-    def _close(self, summary: Summary, tracking: Tracking | None) -> None:
+    def _close(self, summary: Summary) -> None:
         self._release()
         self._session.runner.close()
         self._listener.finished(summary)
-        if tracking and (why := self._drain(tracking, is_complete=summary["status"] == "complete")):
-            self._listener.notice(incomplete(self._folder, why))
+        self._tracker.wait(self._left_s(is_complete=summary["status"] == "complete"))
         self._folder.tidy()  # killed processes may have left temporary files
 
     def _cause_of(self, fault: BaseException) -> BaseException:
@@ -494,15 +437,12 @@ class _Study:
                 return self._folder.lost(full)  # the disk was full, but has space again by now
         return fault
 
-    def _abandon(self, fault: BaseException, tracking: Tracking | None) -> None:
+    def _abandon(self, fault: BaseException) -> None:
         """Ends all subprocesses after a fault and writes the failure to the summary, if that is still possible."""
         for let_go in (self._release, self._session.runner.close):
             with contextlib.suppress(Exception):
                 let_go()
-        if tracking:
-            tracking.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                tracking.wait(timeout=LETTING_GO_S)
+        self._tracker.terminate()
         if not isinstance(fault, FolderLost):
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             told = str(fault).partition("\n")[0] or self._session.interrupts.reason
@@ -510,33 +450,10 @@ class _Study:
             with contextlib.suppress(FolderLost):
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
-    def _drain(self, tracking: Tracking, *, is_complete: bool = True) -> str:
-        """Waits for the tracker, which exits once it has read the summary; returns why its copy is incomplete, or ""."""
-        self._session.interrupts.hear_again()
-        total_s, spent_s = self._session.budget.total_s, self._session.budget.spent_s
-        left_s = DRAIN_S if total_s is None else total_s - spent_s if is_complete else 0.0
-        drain_s = min(DRAIN_S, max(BUDGETED_DRAIN_S, left_s))
-        try:
-            code = self._awaited(tracking, drain_s)
-        except subprocess.TimeoutExpired:
-            tracking.terminate()
-            return f"not done {drain_s:.0f} s after the study's end"
-        except KeyboardInterrupt:
-            tracking.terminate()
-            return "skipped"
-        return f"see {self._folder.path / 'tracking.log'}" if code else ""
-
-    def _awaited(self, tracking: Tracking, drain_s: float) -> int:
-        """Waits for the tracker, and tells the user if that takes a while; returns the tracker's exit status."""
-        if drain_s <= BUDGETED_DRAIN_S:
-            return tracking.wait(timeout=drain_s)
-        try:
-            return tracking.wait(timeout=SILENT_S)
-        except subprocess.TimeoutExpired:
-            left_s = drain_s - SILENT_S
-            tracking.hurry()
-            self._listener.waiting(f"waiting for the copy in MLflow, for at most {left_s:.0f} s more; Ctrl-C skips it")
-            return tracking.wait(timeout=left_s)
+    def _left_s(self, *, is_complete: bool = True) -> float | None:
+        """Returns the seconds of the budget for which a study may wait for the tracker; None without a budget."""
+        total_s = self._budget.total_s
+        return None if total_s is None else total_s - self._budget.spent_s if is_complete else 0.0
 
 
 def _chain(fault: BaseException | None) -> Iterator[BaseException]:
