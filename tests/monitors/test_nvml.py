@@ -1,6 +1,8 @@
 """The monitor of a device, on a fake of NVML."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -164,6 +166,17 @@ def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
     assert f"{os.getpid()} (" in message
     assert ", 300 MiB)" in message
     assert "of another container or user" in message
+
+
+def test_holder_of_memory_is_named_without_its_arguments():
+    other = subprocess.Popen([sys.executable, __file__, "-phunter2"], stdin=subprocess.PIPE)
+    try:
+        nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=other.pid, usedGpuMemory=MIB)])
+        (holder,) = NvmlDevice(nvml, "handle").holders()
+    finally:
+        other.communicate()
+    assert holder.startswith(f"{other.pid} (python")
+    assert holder.endswith("test_nvml.py, 1 MiB)")
 
 
 def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
