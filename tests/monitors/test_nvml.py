@@ -168,15 +168,18 @@ def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
     assert "of another container or user" in message
 
 
-def test_holder_of_memory_is_named_without_its_arguments():
-    other = subprocess.Popen([sys.executable, __file__, "-phunter2"], stdin=subprocess.PIPE)
+def test_holder_of_memory_is_named_without_its_arguments(tmp_path):
+    (tmp_path / "other.py").write_text("print('started', flush=True)\ninput()\n")
+    command = [sys.executable, str(tmp_path / "other.py"), "-phunter2"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert other.stdout.readline()
         nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=other.pid, usedGpuMemory=MIB)])
         (holder,) = NvmlDevice(nvml, "handle").holders()
     finally:
-        other.communicate()
+        other.communicate(b"\n")
     assert holder.startswith(f"{other.pid} (python")
-    assert holder.endswith("test_nvml.py, 1 MiB)")
+    assert holder.endswith(" other.py, 1 MiB)")
 
 
 def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
