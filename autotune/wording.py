@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -305,8 +306,9 @@ def counts_text(counts: dict[str, int]) -> str:
 def machine_text(machine: dict[str, object]) -> str:
     """Returns a line on the machine: its GPUs ("NVIDIA H200"), CPU model, cores and memory."""
     gpus = machine.get("gpus") or []
-    names = [str(gpu.get("name", "GPU")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-    device = f"{len(names)} x {names[0]}" if len(names) > 1 else (names[0] if names else "")
+    found = gpus if isinstance(gpus, list) else []
+    names = Counter(str(gpu.get("name") or "GPU") for gpu in found if isinstance(gpu, dict))
+    device = ", ".join(f"{num} x {name}" if num > 1 else name for name, num in names.items())
     model = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*$", "", str(machine.get("cpu_model") or "")).strip()
     cores, memory = machine.get("num_cores"), machine.get("memory_bytes")
     parts = [device, re.sub(r"\s+", " ", model), f"{cores} cores" if cores else ""]

@@ -70,6 +70,8 @@ def test_a_configuration_without_changes_is_unchanged():
 def test_machine_text_starts_with_the_gpus():
     gpus = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
     assert wording.machine_text({"gpus": gpus, "num_cores": 16}) == "2 x NVIDIA H200, 16 cores"
+    unlike = [{"name": "NVIDIA A100"}, {"name": "Tesla T4"}, {"name": "NVIDIA A100"}]
+    assert wording.machine_text({"gpus": unlike}) == "2 x NVIDIA A100, Tesla T4"
 
 
 def test_outcome_counts_start_with_ok():

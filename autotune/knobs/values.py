@@ -94,7 +94,7 @@ def _check_bounds(knob: Knob, value: float, host_context: HostContext) -> None:
         raise BadInput(f"{knob.key}: too small, got {shown(value)}. Allowed: {low} and more.")
     if high is not None and value > high:
         least = low if low is not None else "..."
-        is_of_cores = knob.key.startswith(("loader.", "threads."))
+        is_of_cores = knob.key == "loader.num_workers" or knob.key.startswith("threads.")
         why = f"more than this machine can serve ({host_context.num_cores} effective cores)" if is_of_cores else "too large"
         raise BadInput(f"{knob.key}: {why}, got {shown(value)}. Allowed: {least} to {high}.")
 

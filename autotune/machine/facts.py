@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -18,10 +18,15 @@ from autotune.knobs.base import HostContext
 from autotune.machine.gpus import gpus
 from autotune.machine.nvml import session
 from autotune.machine.topology import as_host_context, topology
-from autotune.machine.visible import visible_devices
+from autotune.machine.visible import visible_gpus
 from autotune.masking import Secrets
 
 CXX = ("g++", "clang++", "c++")  # one of them compiles torch.compile's kernels for the CPU
+# Of a cgroup (v2, v1): its memory limit, what it uses, and the cached files among that which were not read lately.
+MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 # Prefixes of the environment variables that are recorded.
 RECORDED = (
@@ -64,13 +69,22 @@ def recorded(environment: Mapping[str, str]) -> dict[str, str]:
 
 def memory_limit_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | None:
     """Returns the smallest memory limit of this process's cgroup and its ancestors; None if there is none."""
-    limits = []
+    return min((limit for limit, _ in _memory_limits(cgroup, own)), default=None)
+
+
+def memory_left_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | None:
+    """Returns what the memory limits of this process's cgroup and its ancestors leave to use; None if there is no limit."""
+    return min((max(0, limit - used) for limit, used in _memory_limits(cgroup, own)), default=None)
+
+
+def _memory_limits(cgroup: str, own: str) -> Iterator[tuple[int, int]]:
+    """Yields (limit, used) in bytes for each cgroup with a memory limit. Cached files that can be dropped are not used."""
     for folder in folders(cgroup, own, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = read(os.path.join(folder, name))
-            if text.isdigit() and int(text) < 2**60:  # cgroup v1 writes a huge number for "no limit"
-                limits.append(int(text))
-    return min(limits, default=None)
+        for limit_file, used_file, idle in MEMORY_FILES:
+            limit, used, stat = (read(os.path.join(folder, name)) for name in (limit_file, used_file, "memory.stat"))
+            if limit.isdigit() and int(limit) < 2**60:  # cgroup v1 writes a huge number for "no limit"
+                found = re.search(rf"^{idle} (\d+)$", stat, re.MULTILINE)
+                yield int(limit), max(0, int(used if used.isdigit() else 0) - int(found[1] if found else 0))
 
 
 def cpu_model(cpuinfo: str) -> str:
@@ -103,9 +117,10 @@ def host_context(
         device: `device.kind`, used only without a baseline.
     """
     if baseline is None:
-        is_hidden = visible_devices(os.environ) == []
-        has_cuda = device == "cuda" or (device == "auto" and bool(facts.get("gpus")) and not is_hidden)
+        visible = visible_gpus(facts["gpus"], os.environ) if facts.get("gpus") else []
+        has_cuda = device == "cuda" or (device == "auto" and bool(visible))
         seen: dict[str, Any] = {"device": "cuda" if has_cuda else "cpu", "has_compiler": facts.get("has_compiler", True)}
+        seen["compute_capability"] = visible[0].get("compute_capability") if has_cuda and visible else None
     else:
         seen = baseline.facts
     capability = seen.get("compute_capability")

@@ -26,7 +26,10 @@ ASK_S = 60.0  # many GPUs whose driver is not loaded take seconds each
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Returns {"name", "uuid", "memory_bytes", "driver", "has_energy_counter", "has_power_reading"} for every GPU.
+    """Returns what every GPU reports, as a list in the order of NVML.
+
+    Each entry is {"name", "uuid", "memory_bytes", "compute_capability" ([9, 0]), "driver", "has_energy_counter",
+    "has_power_reading"}.
 
     Values that a device does not report are None; the list is empty without NVML, a driver or permission. NVML numbers GPUs by
     their place on the bus, but CUDA numbers unlike GPUs by their speed. So unlike GPUs also have a "cuda_number".
@@ -74,10 +77,12 @@ def _gpu(nvml: Nvml, handle: Any, driver: str | None) -> dict[str, Any]:
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
     is_whole = not is_divided(nvml.ask("nvmlDeviceGetMigMode", handle))
     has_energy_counter, has_power_reading = (is_whole and nvml.ask(name, handle) is not None for name in OF_WHOLE_GPU)
+    capability = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
     return {
         "name": nvml.text("nvmlDeviceGetName", handle),
         "uuid": nvml.text("nvmlDeviceGetUUID", handle),
         "memory_bytes": None if memory is None else int(memory.total),
+        "compute_capability": list(capability) if capability else None,
         "driver": driver,
         "has_energy_counter": has_energy_counter,
         "has_power_reading": has_power_reading,

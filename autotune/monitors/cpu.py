@@ -307,15 +307,10 @@ def cores_of(pids: Iterable[int]) -> frozenset[int]:
 
 
 def describe(pid: int) -> str:
-    """Returns a description for a message: "python hog.py, pid 4242", or the autotune study that the process belongs to.
-
-    Shows only the program and a script of the command line: the rest may hold secrets.
-    """
+    """Returns a description for a message: "python hog.py, pid 4242", or the autotune study that the process belongs to."""
     try:
         process = psutil.Process(pid)
-        program, *arguments = process.cmdline() or [process.name()]
-        scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
-        command = one_line(" ".join([os.path.basename(program), *scripts[:1]]), 60)
+        command = command_text(process)
     except (psutil.Error, OSError):
         return f"pid {pid}, which has ended"
     try:
@@ -323,6 +318,17 @@ def describe(pid: int) -> str:
     except (psutil.Error, OSError):  # a process of another user
         study = ""
     return f"another autotune study, {study}, pid {pid}" if study else f"{command}, pid {pid}"
+
+
+def command_text(process: psutil.Process) -> str:
+    """Returns a process's program and script, "python hog.py"; the rest of its command line may hold secrets.
+
+    Raises:
+        psutil.Error: it has ended, or is another user's.
+    """
+    program, *arguments = process.cmdline() or [process.name()]
+    scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
+    return one_line(" ".join([os.path.basename(program), *scripts[:1]]), 60)
 
 
 def _process(file: str) -> Process | None:

@@ -120,7 +120,8 @@ def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
 
 
 def _throttled_s(proc: Path, cgroups: Path) -> float | None:
-    for folder in _cgroup_folders("cpu", proc, cgroups):
+    quota = cgroup_quota(proc, cgroups)  # a cgroup counts only the throttling by its own quota
+    for folder in [quota.folder] if quota else _cgroup_folders("cpu", proc, cgroups):
         counts = _fields(folder / "cpu.stat")
         for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
             if name in counts:

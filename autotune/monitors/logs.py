@@ -53,14 +53,21 @@ def _take_out_middle(path: Path, size_bytes: int) -> bool:
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
             return False
-        note = _note(length + len(_note(length)))  # it overwrites the first bytes of the kept end: these are left out, too
-        os.pwrite(file.fileno(), note, HEAD_BYTES)
+        note = _note(length + len(_note(length)))  # it overwrites bytes around the cut: these are left out, too
+        near = os.pread(file.fileno(), 2 * ALIGN_BYTES, HEAD_BYTES - ALIGN_BYTES)
+        # Nothing stays of the lines that the cut or the note splits: half a secret would not be recognised.
+        begin = near.rfind(b"\n", 0, ALIGN_BYTES) + 1 or ALIGN_BYTES
+        end = begin + len(note)
+        next_line = near.find(b"\n", max(ALIGN_BYTES, end) - 1) + 1
+        rest = b"." * (next_line - end - 1) + b"\n" if next_line > end else b""
+        os.pwrite(file.fileno(), note + rest, HEAD_BYTES - ALIGN_BYTES + begin)
     return True
 
 
 def _copy_end(path: Path, size_bytes: int) -> None:
     """Truncates the file after its beginning and appends a copy of its end."""
     with path.open("rb") as file, path.open("ab", buffering=0) as cut:
+        head_bytes = file.read(HEAD_BYTES).rfind(b"\n") + 1 or HEAD_BYTES  # whole lines: half a secret would not be recognised
         file.seek(size_bytes - KEEP_BYTES)
         end = file.read()
         for _ in range(8):  # eight times at most, since a flood of output may never pause
@@ -69,8 +76,8 @@ def _copy_end(path: Path, size_bytes: int) -> None:
                 break
             end += more
         end = end[end.find(b"\n") + 1 :]  # drop the partial line at the start
-        os.ftruncate(cut.fileno(), HEAD_BYTES)
-        cut.write(_note(size_bytes - HEAD_BYTES - len(end)) + end)
+        os.ftruncate(cut.fileno(), head_bytes)
+        cut.write(_note(size_bytes - head_bytes - len(end)) + end)
 
 
 def _note(num_bytes: int) -> bytes:

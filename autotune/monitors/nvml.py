@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 
 from autotune.machine.nvml import OF_WHOLE_GPU, SLOWDOWN_QUESTIONS, SLOWDOWNS, is_divided, library, text_of
-from autotune.plain_text import one_line
+from autotune.monitors.cpu import command_text
 
 Value = TypeVar("Value")
 
@@ -359,9 +359,8 @@ def _counted(window: list[DeviceCounters]) -> dict[str, float]:
 
 def _holder(pid: int, used_bytes: int | None) -> str:
     try:
-        process = psutil.Process(pid)
-        command = one_line(" ".join(process.cmdline()) or process.name(), 80)
-    except psutil.Error:
+        command = command_text(psutil.Process(pid))
+    except (psutil.Error, OSError):
         command = "of another container or user"
     return f"{pid} ({command}{'' if used_bytes is None else f', {used_bytes / MIB:.0f} MiB'})"
 

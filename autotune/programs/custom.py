@@ -66,7 +66,8 @@ def named(reference: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if function is None:
         near = difflib.get_close_matches(name, [each for each in vars(module) if callable(getattr(module, each))], n=3)
-        raise ValueError(f"no {name!r} in {module.__file__}" + (f"; nearest: {', '.join(near)}" if near else ""))
+        file = getattr(module, "__file__", None) or where  # modules that are built in have no file
+        raise ValueError(f"no {name!r} in {file}" + (f"; nearest: {', '.join(near)}" if near else ""))
     if not callable(function):
         raise ValueError(f"not a function but a {type(function).__name__}")
     return function

@@ -215,13 +215,14 @@ def main() -> None:
         parser.error(f"--vocab-size: must be more than {NUM_SPECIAL}, got {options.vocab_size}")
 
     def start(device: torch.device) -> None:
-        batches, model = build_batches(options, device), build_model(options)
+        try:
+            batches = build_batches(options, device)
+        except FileNotFoundError as error:
+            parser.error(f"--data-root: {error}")
+        model = build_model(options)
         train(options, device, batches, model, own_loss, unit="tokens", count=lambda batch: batch["input_ids"].numel())
 
-    try:
-        run(parser, options, start)
-    except FileNotFoundError as error:
-        parser.error(f"--data-root: {error}")
+    run(parser, options, start)
 
 
 if __name__ == "__main__":

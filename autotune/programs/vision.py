@@ -219,15 +219,15 @@ def main() -> None:
         parser.error(f"--data-root: --data folder needs a folder with one subfolder a class, got {options.data_root}")
 
     def start(device: torch.device) -> None:
-        batches = build_batches(options, device)
+        try:
+            batches = build_batches(options, device)
+        except FileExistsError as error:
+            parser.error(f"--data-root: {error}")
         model = build_model(options.model, options.num_classes, options.image_size, options.source)
         count = {"unit": "samples", "count": lambda batch: len(batch[1])}
         train(options, device, batches, model, cross_entropy, **count, weight_decay=1e-4)
 
-    try:
-        run(parser, options, start)
-    except FileExistsError as error:
-        parser.error(f"--data-root: {error}")
+    run(parser, options, start)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,14 @@ def test_slowdown_by_the_power_cap_is_not_a_warning() -> None:
     assert one(check_gpus(with_gpu(slowdowns=["power_cap"])), "clocks").status is Status.ok
 
 
+def test_gpus_with_different_power_caps_are_named_with_their_own() -> None:
+    other = {**GPU, "index": 1, "power_cap_w": 300.0, "default_power_cap_w": 350.0}
+    capped = changed(GPUS, gpus=[{**GPU, "power_cap_w": 500.0}, other])
+    finding = one(check_gpus(capped), "power cap")
+    assert finding.found == "GPU 0 capped at 500 W, 700 W by default; GPU 1 capped at 300 W, 350 W by default"
+    assert finding.command == "sudo nvidia-smi -i 0 -pl 700; sudo nvidia-smi -i 1 -pl 350"
+
+
 def test_finding_that_applies_to_all_gpus_does_not_list_them() -> None:
     both = changed(GPUS, gpus=[changed(GPU, is_persistent=False), changed(GPU, index=1, is_persistent=False)])
     finding = one(check_gpus(both), "persistence mode")

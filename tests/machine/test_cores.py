@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.harness.cores import cpu_quota, num_cores
-from autotune.machine.facts import memory_limit_bytes
+from autotune.machine.facts import memory_left_bytes, memory_limit_bytes
 
 
 def write(path: Path, text: str) -> None:
@@ -56,3 +56,20 @@ def test_number_of_cores_is_at_least_one_and_at_most_the_affinity(tmp_path: Path
     write(tmp_path / "cpu.max", "1000 100000")
     assert num_cores(tmp_path) == 1
     assert num_cores(tmp_path / "nothing") <= len(os.sched_getaffinity(0))
+
+
+def test_memory_left_by_a_cgroup_counts_what_its_processes_use_without_idle_files(tmp_path: Path, own: Path) -> None:
+    own.write_text("0::/pod/a\n")
+    write(tmp_path / "pod/memory.max", "1000\n")
+    write(tmp_path / "pod/memory.current", "900\n")
+    write(tmp_path / "pod/memory.stat", "anon 500\ninactive_file 300\nactive_file 100\n")
+    write(tmp_path / "pod/a/memory.max", "800\n")
+    write(tmp_path / "pod/a/memory.current", "100\n")
+    assert memory_left_bytes(tmp_path, own) == 400
+    assert memory_limit_bytes(tmp_path, own) == 800
+    own.write_text("3:memory:/x\n")
+    write(tmp_path / "memory/x/memory.limit_in_bytes", "1000\n")
+    write(tmp_path / "memory/x/memory.usage_in_bytes", "1200\n")
+    write(tmp_path / "memory/x/memory.stat", "inactive_file 1\ntotal_inactive_file 150\n")
+    assert memory_left_bytes(tmp_path, own) == 0
+    assert memory_left_bytes(tmp_path / "nothing", own) is None

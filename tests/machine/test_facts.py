@@ -104,6 +104,18 @@ def test_host_context_before_the_baseline_uses_only_host_facts(device: str, has_
     assert found.has_cuda is has_cuda
 
 
+@pytest.mark.parametrize(
+    ("visible", "has_cuda", "capability"), [("1", True, (6, 1)), ("0,1", True, (9, 0)), ("2", False, None), ("", False, None)]
+)
+def test_host_context_before_the_baseline_is_of_the_first_visible_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str, has_cuda: bool, capability: tuple[int, int] | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = [{"name": "g", "compute_capability": each} for each in ([9, 0], [6, 1])]
+    found = host_context({"num_cores": 4, "gpus": gpus}, is_recipe=False)
+    assert (found.has_cuda, found.compute_capability) == (has_cuda, capability)
+
+
 def test_collecting_facts_imports_neither_torch_nor_mlflow() -> None:
     code = "import sys, autotune.machine as m; m.host_facts(); sys.exit(bool({'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

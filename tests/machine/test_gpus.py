@@ -20,9 +20,10 @@ ABLE = {"has_energy_counter": True, "has_power_reading": True}
 
 
 def test_the_facts_of_a_gpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = fake_nvml()
+    fake = fake_nvml(nvmlDeviceGetCudaComputeCapability=(9, 0))
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert gpus()[1] == {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "driver": "580.1", **ABLE}
+    known = {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "compute_capability": [9, 0]}
+    assert gpus()[1] == {**known, "driver": "580.1", **ABLE}
     assert len(fake.shutdowns) == 1
 
 
@@ -82,7 +83,8 @@ def test_cuda_driver_is_asked_for_the_uuids_in_its_order(
 
 def test_facts_that_a_gpu_does_not_report_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMemoryInfo=refuse, nvmlDeviceGetUUID=refuse))
-    assert gpus()[0] == {"name": "NVIDIA H200", "uuid": None, "memory_bytes": None, "driver": "580.1", **ABLE}
+    unknown = dict.fromkeys(("uuid", "memory_bytes", "compute_capability"))
+    assert gpus()[0] == {"name": "NVIDIA H200", **unknown, "driver": "580.1", **ABLE}
 
 
 def test_gpu_name_that_is_not_valid_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

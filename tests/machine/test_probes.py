@@ -78,6 +78,12 @@ def test_facts_of_the_host_are_plain_json() -> None:
     assert 1 <= found["num_cores"] <= found["num_cpus"]
 
 
+def test_free_memory_is_what_the_cgroup_of_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "memory_limit_bytes", lambda: 2**20)
+    monkeypatch.setattr(host, "memory_left_bytes", lambda: 1000)
+    assert (host.look()["memory_bytes"], host.look()["available_bytes"]) == (2**20, 1000)
+
+
 def test_settings_of_the_kernel_are_read(tmp_path: Path) -> None:
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     assert host.chosen(tmp_path / "enabled") == "madvise"

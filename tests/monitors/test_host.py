@@ -63,6 +63,11 @@ def test_oom_kills_are_read_from_either_cgroup_version(tmp_path, cgroup, files, 
     [
         ("0::/a\n", {"a/cpu.stat": "usage_usec 5\nthrottled_usec 2500000\n"}, 2.5),
         ("2:cpu,cpuacct:/a\n", {"cpu,cpuacct/a/cpu.stat": "nr_periods 1\nthrottled_time 3000000000\n"}, 3.0),
+        (
+            "0::/a/b\n",
+            {"a/cpu.max": "100000 100000\n", "a/cpu.stat": "throttled_usec 2500000\n", "a/b/cpu.stat": "throttled_usec 0\n"},
+            2.5,  # a cgroup counts only the throttling by its own quota
+        ),
         ("0::/a\n", {}, None),
     ],
 )

@@ -44,6 +44,19 @@ def test_a_flooded_log_keeps_its_beginning_and_its_end(flooded):
     assert len(text) < 2 * logs.KEEP_BYTES
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_no_line_of_a_shortened_log_is_cut_in_two(tmp_path, monkeypatch, is_copied):
+    if is_copied:  # as on a file system that cannot take the middle out
+        monkeypatch.setattr(logs, "_take_out_middle", lambda *_: False)
+    line = b"a line that ends with a secret: " + b"7h1s-1s-s3cr3t" * 5
+    file = tmp_path / "log"
+    file.write_bytes((line + b"\n") * (logs.MAX_BYTES // len(line)))
+    logs.bound(file)
+    assert file.stat().st_size < 2 * logs.KEEP_BYTES
+    others = [found for found in file.read_bytes().splitlines() if found != line]
+    assert all(found.startswith(b"[autotune: ") or not found.strip(b".") for found in others), others
+
+
 def test_program_can_keep_appending_to_a_log_that_was_shortened(flooded):
     with flooded.open("ab", buffering=0) as out:
         logs.bound(flooded)

@@ -1,6 +1,8 @@
 """The monitor of a device, on a fake of NVML."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -164,6 +166,20 @@ def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
     assert f"{os.getpid()} (" in message
     assert ", 300 MiB)" in message
     assert "of another container or user" in message
+
+
+def test_holder_of_memory_is_named_without_its_arguments(tmp_path):
+    (tmp_path / "other.py").write_text("print('started', flush=True)\ninput()\n")
+    command = [sys.executable, str(tmp_path / "other.py"), "-phunter2"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline()
+        nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=other.pid, usedGpuMemory=MIB)])
+        (holder,) = NvmlDevice(nvml, "handle").holders()
+    finally:
+        other.communicate(b"\n")
+    assert holder.startswith(f"{other.pid} (python")
+    assert holder.endswith(" other.py, 1 MiB)")
 
 
 def test_idle_level_of_the_gate_follows_a_decrease_of_memory():

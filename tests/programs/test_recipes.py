@@ -209,6 +209,7 @@ def test_tabular_program_trains_on_synthetic_data(tabular: ModuleType, capsys, m
         ("text", ("--data-root", "/no/such"), "--data-root: no text in /no/such"),
         ("tabular", ("--num-layers", "0"), "--num-layers: must be 1 or more, got 0"),
         ("custom", ("--base", "mine.py"), "--base: invalid choice: 'mine.py'"),
+        ("custom", ("--step", "time:step"), "time:step: no 'step' in time"),  # a module without a file
     ],
 )
 def test_bad_arguments_are_named(
@@ -218,6 +219,17 @@ def test_bad_arguments_are_named(
         main(load(program), *arguments, monkeypatch=monkeypatch)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_file_that_is_missing_during_the_training_is_not_blamed_on_the_data(
+    text: ModuleType, books: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        raise FileNotFoundError("the socket of a loader's worker")
+
+    monkeypatch.setattr(text, "train", train)
+    with pytest.raises(FileNotFoundError, match="socket"):
+        main(text, *TINY_TEXT, "--data-root", str(books), monkeypatch=monkeypatch)
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.name)

@@ -5,6 +5,7 @@ import html
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from autotune.cli.main import main
 from autotune.quantities import seconds_text
 from autotune.records import CHOOSING, REPORTED
 from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
+from autotune.report.figures.machine import _foreign
 from autotune.report.figures.memory import _capacity_bytes
+from autotune.report.figures.spent import _placed
 from autotune.report.page import page
 from autotune.report.study import Study, read
 from autotune.run_dir import StudyFolder
@@ -126,6 +129,13 @@ def test_changes_without_a_measured_effect_share_a_row(folder):
     unknown = [{**one, "ratio": None, "ci": None, "verdict": "not measured", "reason": ""} for one in entries[1:]]
     drawn = part(page_of(folder, attribution=[entries[0], *unknown], minimality=None), "changes").split("The numbers")[0]
     assert drawn.count("not measured") == 1
+
+
+def test_effect_that_is_not_known_is_not_called_measured(folder):
+    numbers = part(page_of(folder, attribution=[], minimality=None), "changes").split("The numbers")[1]
+    num = len(folder.read_summary()["best"]["overrides"])
+    assert num > 1
+    assert numbers.count("measured") == numbers.count("not measured") == num
 
 
 def test_values_that_were_tried_and_not_kept_are_named_below_the_effects(tmp_path):
@@ -341,6 +351,22 @@ def test_the_time_of_a_study_adds_up(complete, whole):
     rest = seconds["total"] - sum(seconds[name] for name in ("measuring", "starting", "compiling", "lost"))
     assert rest > 1
     assert f"the rest {seconds_text(rest)} (warm-up, " in part(whole, "study-timeline")
+
+
+def test_pause_begins_when_the_last_trial_on_any_slot_ends():
+    trials = [SimpleNamespace(started_at=1000.0 + start, seconds=seconds) for start, seconds in ((0, 600), (10, 50), (610, 20))]
+    assert [start for start, _ in _placed(trials)] == [0, 10, 610]
+    late = [*trials, SimpleNamespace(started_at=5000.0, seconds=20)]
+    assert [start for start, _ in _placed(late)] == [0, 10, 610, 630], "a pause after all trials is still cut out"
+
+
+@pytest.mark.parametrize(
+    ("cores", "foreign_cores", "word"), [(64, 0.5, "Yes"), (64, 0.7, "Not always"), (2, 0.5, "Not always")]
+)
+def test_large_machine_is_quiet_with_as_much_other_work_as_no_trial_is_disturbed_by(cores, foreign_cores, word):
+    record = SimpleNamespace(metrics={"host.foreign_cores": foreign_cores})
+    (said,) = _foreign([record], SimpleNamespace(summary={"machine": {"num_cores": cores}}))
+    assert said.startswith(word)
 
 
 def test_breakdown_shows_baseline_and_best(whole):

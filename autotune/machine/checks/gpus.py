@@ -102,12 +102,16 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
 def _power(gpus: list[dict[str, Any]]) -> Finding:
     capped = [gpu for gpu in gpus if _is_below(gpu.get("power_cap_w"), gpu.get("default_power_cap_w"))]
     if capped:
-        which = [gpu["index"] for gpu in capped]
-        cap, default = (number_text(capped[0][name]) for name in ("power_cap_w", "default_power_cap_w"))
+        alike: dict[tuple[str, str], list[int]] = {}  # (cap, default) -> GPUs with it
+        for gpu in capped:
+            watts = number_text(gpu["power_cap_w"]), number_text(gpu["default_power_cap_w"])
+            alike.setdefault(watts, []).append(gpu["index"])
         cost = "at full load the clock is lowered to stay below the cap"
-        command = f"sudo nvidia-smi{gpus_option(which, gpus)} -pl {default.replace(',', '')}"
-        text = f"{gpus_text(which, gpus)} capped at {cap} W, {default} W by default"
-        return _finding("power cap", text, Status.warning, cost, command)
+        texts, commands = [], []
+        for (cap, default), which in alike.items():
+            texts.append(f"{gpus_text(which, gpus)} capped at {cap} W, {default} W by default")
+            commands.append(f"sudo nvidia-smi{gpus_option(which, gpus)} -pl {default.replace(',', '')}")
+        return _finding("power cap", "; ".join(texts), Status.warning, cost, "; ".join(commands))
     caps = {gpu["power_cap_w"] for gpu in gpus if gpu.get("power_cap_w")}
     return _known("power cap", f"{', '.join(number_text(cap) for cap in sorted(caps))} W, the default", bool(caps))
 

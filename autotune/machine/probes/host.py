@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from autotune.harness.cores import cpu_quota, num_cores, read
-from autotune.machine.facts import CXX, memory_limit_bytes, recorded
+from autotune.machine.facts import CXX, memory_left_bytes, memory_limit_bytes, recorded
 from autotune.machine.probes.engines import ray, slurm
 from autotune.machine.topology import adapters, numa_nodes
 
@@ -34,7 +34,8 @@ def look() -> dict[str, Any]:
         "cxx", "cc": path of a compiler, or None; "variables";
         "adapters", "numa_nodes": as in `topology()`; "slurm", "ray": as in `slurm()` and `ray()`.
     """
-    memory, swap, limit = psutil.virtual_memory(), psutil.swap_memory(), memory_limit_bytes()
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    limit, left = memory_limit_bytes(), memory_left_bytes()
     cpus = sorted(os.sched_getaffinity(0))
     open_files, max_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
@@ -44,7 +45,7 @@ def look() -> dict[str, Any]:
         "quota_cores": cpu_quota(),
         "num_cores": num_cores(),
         "memory_bytes": min(memory.total, limit or memory.total),
-        "available_bytes": min(memory.available, limit or memory.available),
+        "available_bytes": memory.available if left is None else min(memory.available, left),
         "swap_bytes": swap.total,
         "swap_used_bytes": swap.used,
         "shared_memory": shared_memory(SHARED_MEMORY),

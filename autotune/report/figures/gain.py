@@ -166,7 +166,7 @@ def changes(study: Study) -> Figure:
     axis = [(scale(tick), f"{tick:g}x") for tick in FACTOR_TICKS if scale.low <= tick <= scale.high]
     grid = Grid(columns=["setting", "was", "is", "factor ", "how sure"], rows=[
         [entry["knob"], earlier_text(entry.get("from")), value_text(entry.get("to")), effect_number(entry),
-         effect_doubt(entry) or "measured"]
+         effect_doubt(entry) or ("measured" if entry.get("ratio") else "not measured")]
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends. A factor says how many times as fast the change makes the training."

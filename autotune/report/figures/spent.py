@@ -51,12 +51,13 @@ def study_timeline(study: Study) -> Figure:
 def _placed(records: Iterable[TrialRecord]) -> list[tuple[float, TrialRecord]]:
     """Returns (start, record) in order of time; starts are seconds since the first trial began, without long pauses."""
     known = sorted((each for each in records if each.started_at and each.seconds), key=lambda each: each.started_at)
-    placed, cut_s, ended = list[tuple[float, TrialRecord]](), known[0].started_at if known else 0.0, math.inf
+    first = known[0].started_at if known else 0.0
+    placed, cut_s, ended = list[tuple[float, TrialRecord]](), first, first
     for record in known:
         pause_s = record.started_at - ended
         cut_s += pause_s if pause_s > LONGEST_PAUSE_S else 0.0
         placed.append((record.started_at - cut_s, record))
-        ended = record.started_at + record.seconds
+        ended = max(ended, record.started_at + record.seconds)  # on another slot, an earlier trial may still run
     return placed
 
 
