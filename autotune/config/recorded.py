@@ -15,6 +15,7 @@ from autotune.config.checks import problems_of
 from autotune.config.cluster import resumed_options
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import Composed, typed
+from autotune.config.domains import parse
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
 from autotune.documents import read_text
@@ -100,8 +101,12 @@ def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
         return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."
     if key not in changeable:
         return f"{key}: cannot be changed in an existing study, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
+    problem = f"{key}: not a number, got {text!r}. Give one, or null for no limit."
     try:
-        OmegaConf.update(raw, key, yaml_file.loaded(text))
-    except (ValueError, OverflowError, OmegaConfBaseException):
-        return f"{key}: not a number, got {text!r}. Give one, or null for no limit."
+        value = parse(word).value()  # read as by `run`, where no text is not null and 1:30 is no number
+        if not isinstance(value, int | float | str | None):
+            return problem
+        OmegaConf.update(raw, key, value)
+    except (BadInput, OverflowError, OmegaConfBaseException):
+        return problem
     return ""

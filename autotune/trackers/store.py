@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import operator
 import os
 import re
 import time
@@ -10,6 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -24,6 +27,7 @@ NONE = "none"
 LOCK_FILE = ".sync.lock"
 LOCK_PAUSE_S = 0.2
 _REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^}]*))?\}")
+_KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # a reference to another key of the configuration
 
 
 def store_file(runs: Path) -> Path:
@@ -85,15 +89,21 @@ def chosen_experiment(uri: str, folder: StudyFolder | None = None) -> str:
     Args:
         uri: address of the store.
         folder: the study; None if there is none yet.
+
+    Raises:
+        BadInput: the name refers to a variable that is not set.
     """
-    configured = _study_option(folder, "experiment") if folder else None
+    configured = (_study_option(folder, "experiment") if folder else None) or ""
+    _check_variables("tracker.experiment", configured, "Set it.")
     default = f"/Shared/{EXPERIMENT}" if uri.partition(":")[0] == "databricks" else EXPERIMENT
-    return configured or default
+    return _resolved(configured) or default
 
 
 def _study_option(folder: StudyFolder, name: str) -> str | None:
     try:
-        value = yaml.safe_load(read_text(folder.config_file))["tracker"][name]
+        document = yaml.safe_load(read_text(folder.config_file))
+        value = document["tracker"][name]
+        value = _with_keys(value, document) if isinstance(value, str) else None
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError):  # missing or damaged
         return None
     return value if isinstance(value, str) else None
@@ -159,9 +169,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _complete(configured: str, given: str | None) -> str:
     """Returns a study's address with references resolved and masked credentials filled in."""
-    missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
-    if missing:
-        raise BadInput(f"tracker.uri: a variable that is not set, got '${{oc.env:{missing[0]}}}'. Set it, or give --uri URI.")
+    _check_variables("tracker.uri", configured, "Set it, or give --uri URI.")
     uri = _resolved(configured)
     if not is_masked(uri):
         return uri
@@ -174,6 +182,22 @@ def _complete(configured: str, given: str | None) -> str:
         f"tracker.uri: needs credentials, which are not stored with a study, got {uri!r}. Give the whole address in "
         f"{URI_VARIABLE} or with --uri, or the credentials in {USER_VARIABLE} and MLFLOW_TRACKING_PASSWORD."
     )
+
+
+def _check_variables(key: str, configured: str, do: str) -> None:
+    missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
+    if missing:
+        raise BadInput(f"{key}: a variable that is not set, got '${{oc.env:{missing[0]}}}'. {do}")
+
+
+def _with_keys(value: str, document: Any) -> Any:
+    """Returns an option with the values of the keys that it refers to; if it is nothing but a reference, that value itself."""
+
+    def referred(found: re.Match[str]) -> Any:
+        return functools.reduce(operator.getitem, found[1].split("."), document)
+
+    whole = _KEY.fullmatch(value)
+    return referred(whole) if whole else _KEY.sub(lambda found: str(referred(found)), value)
 
 
 def _resolved(configured: str) -> str:

@@ -82,7 +82,7 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_refused(kept):
     _, after = kept(change=["study.budget.minutes=null"])
     assert after.config.study.budget.minutes is None
     words = ["study.seed=3", "loader.num_workers=2", "study.budget.trials=[1]", "nonsense"]
-    words += [f"study.budget.minutes={text}" for text in ("-1e", "[", "2001-13-45", "1" + "0" * 400)]
+    words += [f"study.budget.minutes={text}" for text in ("", "1:30", "choice(1,2)", "-1e", "[", "2001-13-45", "1" + "0" * 400)]
     with pytest.raises(BadInput) as refused:
         kept(change=words)
     assert len(refused.value.problems) == len(words)

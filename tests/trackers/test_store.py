@@ -150,3 +150,16 @@ def test_leftovers_of_a_killed_store_creation_are_removed(tmp_path):
     (tmp_path / ".mlflow.db.99").write_text("half")
     store.ensure_store(tmp_path, lambda uri: Path(uri.removeprefix("sqlite:///")).touch())
     assert not list(tmp_path.glob(".mlflow.db.*"))
+
+
+def test_experiment_may_refer_to_a_variable_or_to_another_key(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv("TEAM", "blue")
+    text = "model:\n  name: net\nstudy:\n  name: null\ntracker:\n  uri: sqlite:///${model.name}.db\n  experiment: "
+    folder.config_file.write_text(text + "${oc.env:TEAM}-${model.name}\n", encoding="utf-8")
+    assert store.chosen_experiment("http://s:1", folder) == "blue-net"
+    assert store.chosen_uri(tmp_path, folder=folder) == "sqlite:///net.db"
+    monkeypatch.delenv("TEAM")
+    with pytest.raises(BadInput, match=r"tracker\.experiment: a variable that is not set, got '\$\{oc\.env:TEAM\}'"):
+        store.chosen_experiment("http://s:1", folder)
+    folder.config_file.write_text(text + "${study.name}\n", encoding="utf-8")
+    assert store.chosen_experiment("http://s:1", folder) == "autotune"
