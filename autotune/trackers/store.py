@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import operator
@@ -10,7 +11,6 @@ import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from autotune.run_dir import StudyFolder
 
 URI_VARIABLE, USER_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME"
 EXPERIMENT = "autotune"
+SQLITE = "sqlite:///"  # a path after it is relative unless it begins with another slash
 NONE = "none"
 LOCK_FILE = ".sync.lock"
 LOCK_PAUSE_S = 0.2
@@ -73,8 +74,18 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
 
 
 def study_uri(folder: StudyFolder) -> str | None:
-    """Returns the `tracker.uri` from a study's configuration file; None if it has none."""
-    return _study_option(folder, "uri")
+    """Returns the `tracker.uri` from a study's configuration file; None if it has none.
+
+    The path of a SQLite file counts from the folder in which the study was started, wherever `sync` or `resume` is called.
+    """
+    uri = _study_option(folder, "uri")
+    file = (uri or "").removeprefix(SQLITE)
+    if uri is None or file == uri or file.startswith((":memory:", "${")):
+        return uri
+    with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
+        if os.path.isdir(cwd := folder.read_study().cwd):
+            return SQLITE + os.path.join(cwd, file)
+    return uri
 
 
 def may_use(folder: StudyFolder, uri: str) -> bool:
@@ -131,7 +142,7 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
     return embedded_uri(runs)
 
 
-@contextmanager
+@contextlib.contextmanager
 def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Holds the lock for mirroring a study and yields whether it was obtained: two writers would write every trial twice.
 
@@ -160,7 +171,7 @@ def _taken(descriptor: int, deadline: float) -> bool:
             return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
