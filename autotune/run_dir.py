@@ -8,7 +8,7 @@ import glob
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from autotune.errors import BadInput, FolderLost
 from autotune.harness.protocol import PROGRESS_FILE
 from autotune.owner import MAX_HOST, OWNER_FILE, Claim, Owned, owner_of
 from autotune.plain_text import escaped, shell_word
-from autotune.records import Kind, StudyRecord, Summary, TrialRecord, TrialRequest
+from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
 from autotune.summaries import checked_summary
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -202,14 +202,6 @@ class StudyFolder:
     def forget_progress(self, number: int) -> None:
         """Removes the progress of a trial that will be measured again, whose time was counted."""
         self._put(lambda: (self.trial_path(number) / PROGRESS_FILE).unlink(missing_ok=True))
-
-    def newest_kind(self, kinds: Collection[Kind]) -> Kind | None:
-        """Returns the kind of the last trial that began, among trials of these kinds; None if there is none."""
-        for file in sorted(self.trial_files("asked.json"), key=lambda file: -int(file.parent.name)):
-            with contextlib.suppress(OSError, ValueError):
-                if (kind := TrialRequest.from_json(read_json(file)).kind) in kinds:
-                    return kind
-        return None
 
     def tidy(self) -> None:
         """Removes temporary files that killed writers left behind; only for the study's owner."""

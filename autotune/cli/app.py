@@ -114,6 +114,10 @@ def run(
     """
     from autotune.cli import run as implementation
 
+    given = {"--cfg": cfg, "--info": info is not None, "--dry-run": dry_run, "--json": as_json}
+    first, *others = [name for name, is_given in given.items() if is_given] or [""]
+    if others and first != "--dry-run":
+        raise BadInput(f"{others[0]}: has no effect together with {first}, got both. Leave one of the two out.")
     asked = implementation.Asked(
         overrides=tuple(overrides or ()),
         command=context.obj,

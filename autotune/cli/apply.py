@@ -190,7 +190,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         typed = f"autotune apply {shlex.quote(best.file)} -- {shlex.join(best.command) or 'python train.py'}"
         raise no_command(best.file, typed)
     _check(asked.overrides)
-    keys = [word.partition("=")[0] for word in asked.overrides]
+    keys = [word.partition("=")[0].lstrip("+") for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
     facts = host_facts()
@@ -238,7 +238,7 @@ def _check(overrides: Sequence[str]) -> None:
 
 def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
     """Whether an override leaves the file's claim valid: it sets only the training's length, or repeats the file's value."""
-    key, _, value = word.partition("=")
+    key, _, value = word.lstrip("+").partition("=")
     measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
     return key == LENGTH or (measured is not None and value == value_text(measured))
 

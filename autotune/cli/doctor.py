@@ -91,6 +91,7 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
         raise BadInput(f"{DATA_ROOT}: given more than once, got {', '.join(map(repr, folders))}. Give one.")
     if not folders:
         return None
+    folders = [os.path.expanduser(path) for path in folders]  # as `autotune run` does; some shells keep data.root=~/...
     if reason := "no such folder" if not folders[0] or "\0" in folders[0] else _problem(folders[0]):
         raise BadInput(f"{DATA_ROOT}: {reason}, got {folders[0]!r}. Give the folder with the training data.")
     return folders[0]
@@ -111,7 +112,7 @@ def _problem(folder: str) -> str:
 def _interpreter(python: str | None) -> str:
     if python is None:
         return sys.executable
-    found = shutil.which(python) if python and "\0" not in python else None
+    found = shutil.which(os.path.expanduser(python)) if python and "\0" not in python else None
     if found is None:
         raise BadInput(f"--python: no such interpreter, got {python!r}. Give the one that runs your program: $(which python).")
     return found

@@ -26,6 +26,7 @@ from autotune.studies import call
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.masking import Secrets
     from autotune.records import StudyRecord, TrialRecord
     from autotune.study import StudyInputs
 
@@ -91,13 +92,13 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     # Everything is checked before the wait for a node, which may be long.
     record, _ = explainable(asked.trial, _records(folder), summary, folder)
     study, facts, finding = _study(folder), host_facts(), asked.finding or 1
-    fixed = compose([], command=asked.command, facts=facts).command if asked.is_fixed else None
+    fixed = compose([], command=asked.command, facts=facts) if asked.is_fixed else None
     if fixed:
         to_fix(folder.read_explanation(), record.number, finding, folder)
-    inputs = _inputs(study, folder, facts)
+    inputs = _inputs(study, folder, facts, fixed.secrets if fixed else None)
     wanted = Wanted(
-        trial=asked.trial, passes=passes, minutes=MINUTES if asked.minutes is None else asked.minutes, fixed=fixed,
-        finding=finding, pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
+        trial=asked.trial, passes=passes, minutes=MINUTES if asked.minutes is None else asked.minutes,
+        fixed=fixed.command if fixed else None, finding=finding, pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
     )  # fmt: skip
     steps = Steps(lambda explained: _print(explained, folder, asked.trial, as_json=as_json))
     try:
@@ -168,14 +169,15 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
         raise BadInput(f"{error}. Every trial's record is needed: restore this one, or move its folder away.") from error
 
 
-def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:
-    """Returns the study's inputs, without a budget, since explaining ends by itself."""
+def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any], secrets: Secrets | None) -> StudyInputs:
+    """Returns the study's inputs, without a budget, since explaining ends by itself. `secrets`: those of a fixed program."""
     from autotune.cli.run import inputs_of
     from autotune.config.recorded import recorded
     from autotune.config.schema import Budget
 
     composed = recorded(study, folder.config_file)
     composed.config.study.budget = Budget(minutes=None, trials=None)
+    composed.secrets = secrets or composed.secrets
     return inputs_of(composed, facts, is_alone=True)
 
 

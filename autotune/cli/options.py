@@ -148,7 +148,7 @@ def only_runs_dir(overrides: list[str] | None, runs_dir: str | None) -> str | No
     Raises:
         BadInput: the overrides set `runs_dir` as well.
     """
-    if runs_dir is not None and any(override.startswith("runs_dir=") for override in overrides or ()):
+    if runs_dir is not None and any(override.lstrip("+").startswith("runs_dir=") for override in overrides or ()):
         raise BadInput(f"runs_dir: given twice, got --runs-dir {runs_dir!r} and runs_dir=.... Give one of them.")
     return runs_dir
 

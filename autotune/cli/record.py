@@ -61,7 +61,13 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
 
 
 def run_recording(
-    composed: Composed, facts: dict[str, object], begun: StudyFolder | None, *, output: Path | None, as_json: bool
+    composed: Composed,
+    facts: dict[str, object],
+    begun: StudyFolder | None,
+    *,
+    output: Path | None,
+    as_json: bool,
+    is_quiet: bool = False,
 ) -> int:
     """Resumes the recording in the folder `begun`; None starts a new one. Other arguments and errors as for `record`."""
     from autotune.study import resume_study, run_study
@@ -72,7 +78,7 @@ def run_recording(
     folder = begun or create(Path(composed.config.runs_dir), composed.name)
     code = 0
     try:
-        code = carry_out(resume_study if begun else run_study, inputs, folder, as_json=as_json)
+        code = carry_out(resume_study if begun else run_study, inputs, folder, as_json=as_json, is_quiet=is_quiet)
     except BaseException as stop:
         if not (isinstance(stop, Interrupted) and "record.minutes" in str(stop)):  # else the normal end: the time is used up
             _try_to_write(folder, output, as_json=as_json)

@@ -20,8 +20,6 @@ from autotune.studies import call
 if TYPE_CHECKING:
     from autotune.config.schema import Budget
 
-IN_FINALS = (Kind.final, Kind.attribution)  # once such a trial has begun, the search is over, and all trials run alone
-
 
 def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is_quiet: bool = False) -> int:
     """Resumes a study and prints the verdict. If the study is complete and no new budget is given, only prints the verdict.
@@ -53,8 +51,8 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     if study.recording:
         from autotune.cli import record
 
-        return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json)
-    is_alone = not overrides and folder.newest_kind((Kind.search, *IN_FINALS)) in IN_FINALS  # a new budget may go to the search
+        return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json, is_quiet=is_quiet)
+    is_alone = not overrides and bool(study.search_ended)  # a new budget may go to the search
     make_plan = inputs_to_resume(study) if study.verifies else functools.partial(inputs_of, is_alone=is_alone)
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json, is_quiet=is_quiet)
 

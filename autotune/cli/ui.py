@@ -66,6 +66,9 @@ def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     if address.startswith(("http://", "https://")):
         print(f"The studies are tracked by a server, which has its own UI: {_page(address, runs)}")
         return 0
+    if address.partition(":")[0] in ("databricks", "uc"):
+        print("The studies are tracked by Databricks, which has its own UI.")
+        return 0
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # an ignored signal stays ignored, as `nohup` requires
             signal.signal(number, _interrupt)
@@ -248,12 +251,12 @@ def _page(url: str, runs: Path, *handlers: urllib.request.BaseHandler, charts: b
     parts, shown = urllib.parse.urlsplit(url), without_credentials(url.rstrip("/"))
     server = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
     newest = max(_records(runs), key=lambda found: found[1].started_at, default=None)
-    name = store.chosen_experiment(url, newest[0] if newest else None)
-    asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
     try:
+        name = store.chosen_experiment(url, newest[0] if newest else None)
+        asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
         with urllib.request.build_opener(*handlers).open(asked, timeout=10) as answer:
             experiment = json.load(answer)["experiment"]
-    except (OSError, ValueError, KeyError, http.client.HTTPException):
+    except (BadInput, OSError, ValueError, KeyError, http.client.HTTPException):
         return shown
     tags = {tag["key"] for tag in experiment.get("tags", [])}
     own = views.key(newest[1]) if newest else views.ALL

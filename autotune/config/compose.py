@@ -32,7 +32,7 @@ from autotune.config.overrides import Split, names_a_recipe, split
 from autotune.config.program import ELSEWHERE, spread_by
 from autotune.config.provenance import Provenance
 from autotune.config.recipe import is_recipe, problems_of_parts
-from autotune.config.schema import LOCAL, StudyConfig
+from autotune.config.schema import LOCAL, OFF, StudyConfig
 from autotune.config.slots import problems_of_slots
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
@@ -303,6 +303,8 @@ def typed(raw: DictConfig) -> StudyConfig:
     for owner, name in ((config, "runs_dir"), (config.data, "root"), (config.program, "python")):
         if path := getattr(owner, name):
             setattr(owner, name, os.path.expanduser(path))
+    if config.launch.warm.lower() == "false":  # YAML reads `off` in a file as False
+        config.launch.warm = OFF
     return config
 
 

@@ -204,7 +204,8 @@ def _space_path(name: str) -> Path:
 
 def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> list[Any]:
     if isinstance(sweep, ChoiceSweep):
-        return [item.text if isinstance(item, QuotedString) else item for item in sweep.list]
+        listed = _as_typed(sweep.list, written) if found.key.startswith(PREFIX) else sweep.list
+        return [item.text if isinstance(item, QuotedString) else item for item in listed]
     try:
         values = list(itertools.islice(sweep.range(), MAX_VALUES + 1))
     except (HydraException, ValueError, ArithmeticError) as error:
@@ -214,6 +215,15 @@ def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> lis
             f"{found.key}: an empty domain, got {written!r}. Swap start and stop, or change the sign of the step. {FORMS}"
         )
     return values
+
+
+def _as_typed(values: list[Any], written: str) -> list[Any]:
+    """Returns the values for a variable, whose text counts: `choice(0.10,True)` means "0.10" and "True", not 0.1 and "true"."""
+    inside = written.removeprefix("choice(").removesuffix(")")
+    words = [word.strip() for word in inside.split(",")]
+    if "(" in inside or len(words) != len(values):  # sorted, or a quoted comma: the words are not the values
+        return values
+    return [word if isinstance(value, bool | int | float) else value for value, word in zip(values, words, strict=True)]
 
 
 def _interval(found: Knob, sweep: IntervalSweep, host_context: HostContext) -> IntInterval:

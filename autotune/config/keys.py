@@ -53,6 +53,11 @@ def is_setting(key: str) -> bool:
     return key in LEAVES and not (key in _SURROUNDINGS or key.startswith(_SURROUNDING_GROUPS) or is_knob(key))
 
 
+def is_text(key: str) -> bool:
+    """Returns whether the value of an existing key can only be text (or null)."""
+    return LEAVES[key] in (str, str | None)
+
+
 def settings(config: StudyConfig) -> dict[str, Any]:
     """Returns key -> value for the settings that differ from their defaults."""
     default = StudyConfig()

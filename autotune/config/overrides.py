@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override, OverrideType, Quote, Quot
 
 from autotune.config import files
 from autotune.config.domains import domain_of, parse
-from autotune.config.keys import CONFIG_GROUPS, GROUPS, LEAVES, check_value, no_such, unknown_key
+from autotune.config.keys import CONFIG_GROUPS, GROUPS, LEAVES, check_value, is_text, no_such, unknown_key
 from autotune.config.literals import is_reference
 from autotune.config.locate import folder, options
 from autotune.errors import BadInput, nearest
@@ -135,7 +135,7 @@ def _place(text: str, result: Split, folders: list[Path], host_context: HostCont
         result.hydra.append(text)
     else:
         _check_value(override, host_context)
-        result.hydra.append(f"{key}={text.partition('=')[2]}")  # `+` and `++` make no difference for existing keys
+        result.hydra.append(f"{key}={_as_typed(key, override.value(), text.partition('=')[2])}")  # `+` and `++` change nothing
         if is_knob(key):
             result.pinned.add(key)
 
@@ -207,6 +207,14 @@ def _environment(text: str, override: Override, host_context: HostContext) -> st
         raise BadInput(f"{key}: belongs to a knob, got {shown(text)}. Set the knob: {owner}={words.get(str(plain), plain)}.")
     value = str(value_of(knob(key), plain, host_context))
     return f"++{key}={QuotedString(text=value, quote=Quote.double).with_quotes()}"
+
+
+def _as_typed(key: str, value: Any, typed: str) -> str:
+    """Returns a value for Hydra. Hydra reads the name 2026_12_01 as 20261201, and 1.10 as 1.1, so such texts are quoted."""
+    is_misread = type(value) in ((int, float) if key in LISTS else (bool, int, float))  # `false` switches warm starts off
+    if not is_misread or is_knob(key) or "(" in typed or not (is_text(key) or key in LISTS):
+        return typed
+    return QuotedString(text=typed.strip(), quote=Quote.double).with_quotes()
 
 
 def _check_group(group: str, value: Any, text: str, folders: list[Path]) -> None:

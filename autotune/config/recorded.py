@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from autotune.config.checks import problems_of
 from autotune.config.cluster import resumed_options
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import Composed, typed
+from autotune.config.domains import parse
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
 from autotune.documents import read_text
@@ -55,7 +57,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
     config.launch.slurm = resumed_options(config.launch.slurm, os.environ)
     more = [] if config.launcher == LOCAL else problems_of_slots(config, {})  # the present job may have no place for its slots
-    if problems := [*problems_of(config), *more]:
+    if problems := [*problems_of(_as_seen_by_trials(config, study.cwd)), *more]:
         raise BadInput(problems)
     config.runs_dir = str(file.parent.parent)  # the study may have been moved, and the present folder may be another one
     is_held = config.train.global_batch is not None
@@ -70,6 +72,15 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
         yaml=OmegaConf.to_yaml(raw),
         secrets=Secrets.known(),
     )
+
+
+def _as_seen_by_trials(config: StudyConfig, cwd: str) -> StudyConfig:
+    """Returns the configuration with paths as its trials find them: from their working directory, not from the present one."""
+    root, python = config.data.root, config.program.python
+    root = os.path.join(cwd, root) if root and root.strip() else root
+    python = os.path.join(cwd, python) if python and os.sep in python else python
+    data, program = replace(config.data, root=root), replace(config.program, python=python)
+    return replace(config, data=data, program=program)
 
 
 def _read(file: Path) -> DictConfig:
@@ -100,8 +111,12 @@ def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
         return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."
     if key not in changeable:
         return f"{key}: cannot be changed in an existing study, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
+    problem = f"{key}: not a number, got {text!r}. Give one, or null for no limit."
     try:
-        OmegaConf.update(raw, key, yaml_file.loaded(text))
-    except (ValueError, OverflowError, OmegaConfBaseException):
-        return f"{key}: not a number, got {text!r}. Give one, or null for no limit."
+        value = parse(word).value()  # read as by `run`, where no text is not null and 1:30 is no number
+        if not isinstance(value, int | float | str | None):
+            return problem
+        OmegaConf.update(raw, key, value)
+    except (BadInput, OverflowError, OmegaConfBaseException):
+        return problem
     return ""

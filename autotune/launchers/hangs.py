@@ -50,7 +50,7 @@ def passed_limit(deadlines: Deadlines, progress: ProgressFile, *, started_s: flo
     if phase in START_PHASES:
         what, limit_s, since_s = f"start: no training step began (last phase: {phase})", deadlines.start_s, started_s
     elif phase == "compile":
-        what, limit_s, since_s = "compile: it did not finish", deadlines.compile_s, progress.entered_s["compile"]
+        what, limit_s, since_s = "compile: it did not finish", deadlines.compile_s, progress.since_s
     else:
         what, limit_s, since_s = f"step: nothing moved in phase {phase}", deadlines.step_s, progress.changed_s
     if now_s - since_s > limit_s:

@@ -19,12 +19,13 @@ class ProgressFile:
     Attributes:
         newest: last valid line; None before the first.
         changed_s: when `newest` was written, on the monotonic clock.
+        since_s: when the trial last entered its phase; phases repeat when the window restarts.
         entered_s: phase -> when its first line was written.
     """
 
     def __init__(self, path: Path) -> None:
         self.newest: Progress | None = None
-        self.changed_s = 0.0
+        self.changed_s = self.since_s = 0.0
         self.entered_s: dict[str, float] = {}
         self._path = path
         self._offset = 0
@@ -58,5 +59,7 @@ class ProgressFile:
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return
         if progress.phase in PHASES:
+            if self.newest is None or progress.phase != self.newest.phase:
+                self.since_s = written_s
             self.newest, self.changed_s = progress, written_s
             self.entered_s.setdefault(progress.phase, written_s)

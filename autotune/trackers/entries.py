@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 
 from autotune.explained import accuracy_text, finding_lines, why_lines
 from autotune.knobs.base import earlier_text, value_text
@@ -48,6 +49,8 @@ LAYOUT = "3"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
 NO_VALUE = "-"  # what MLflow shows for a missing tag; written over an earlier value, because tags are never removed
+FINDING = "finding."  # beginning of the tags of findings, which are numbered
+MAY_GO = ("reason", "verdict", "explanations", "warm_start")  # tags that a study may lose, for example when it is resumed
 
 
 def study_id(study: StudyRecord) -> str:
@@ -138,8 +141,8 @@ def best_number(summary: Summary) -> int | None:
     return (summary.get("best") or {}).get("trial") if is_over else None
 
 
-def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
-    """Returns the parent run's tags."""
+def study_tags(study: StudyRecord, summary: Summary, present: Iterable[str] = ()) -> dict[str, str]:
+    """Returns the parent run's tags. Of the tags that are `present`, those that the study no longer has become NO_VALUE."""
     speedup, best = summary.get("speedup") or {}, best_number(summary)
     tags = {
         STUDY_TAG: study_id(study),
@@ -155,12 +158,12 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
         "warm_start": warm_start_text(study.warm_start),
-        **{f"finding.{number}": line for number, line in enumerate(finding_lines(summary), 1)},
+        **{f"{FINDING}{number}": line for number, line in enumerate(finding_lines(summary), 1)},
         "explanations": accuracy_text(summary.get("explanation") or {}),
         "mlflow.note.content": study_note(study, summary),
         **_of_study(study),
     }
-    return _stored(tags)
+    return {key: NO_VALUE for key in present if key in MAY_GO or key.startswith(FINDING)} | _stored(tags)
 
 
 def _stored(tags: dict[str, str]) -> dict[str, str]:

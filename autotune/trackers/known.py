@@ -18,6 +18,8 @@ class _Known:
     digest: str = ""
     is_over: bool = False
     params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     parent_id: str = ""
 
 
@@ -61,6 +63,8 @@ class KnownRuns:
             digest=tags.get(DIGEST_TAG, ""),
             is_over=_is_over(run),
             params=run.data.params,
+            metrics=run.data.metrics,
+            tags=tags,
             parent_id=tags.get(PARENT_TAG, ""),
         )
 
@@ -85,10 +89,15 @@ class KnownRuns:
         known = self._runs.get(mark)
         return known is not None and known.digest == digest and known.is_over == is_over
 
-    def contradicts(self, mark: str, params: Mapping[str, str]) -> bool:
-        """Returns whether an existing run has a different value for any of these params."""
+    def tags(self, mark: str) -> Mapping[str, str]:
+        """Returns the tags of a known run, as MLflow last returned them."""
+        return self._runs[mark].tags
+
+    def contradicts(self, mark: str, params: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
+        """Returns whether an existing run has a different value for any of these params or metrics."""
         known = self._runs.get(mark)
-        return known is not None and any(params.get(key, value) != value for key, value in known.params.items())
+        pairs = ((params, known.params), (metrics, known.metrics)) if known else ()
+        return any(new.get(key, value) != value for new, old in pairs for key, value in old.items())
 
 
 def _is_current(mark: str, run: Any, marks: Mapping[int, str]) -> bool:

@@ -246,9 +246,10 @@ class MlflowTracker(Tracker):
         """
         if self._is_there(contents, trial):
             return False
-        mark, params = contents.mark(trial), contents.params(trial)
+        mark, params, numbers = contents.mark(trial), contents.params(trial), contents.metrics(trial)
         tags, digest = contents.tags(trial), contents.digest(trial)
-        if self._known.contradicts(mark, params):  # MLflow does not allow params to change
+        # MLflow does not allow params to change. Of two values of a metric with the same time and step, it shows the larger.
+        if self._known.contradicts(mark, params, numbers):
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
         if mark not in self._known:
@@ -263,7 +264,7 @@ class MlflowTracker(Tracker):
         run_id, end = self._known.run_id(mark), _milliseconds(trial.started_at + trial.seconds)
         self._upload_trial(run_id, contents, contents.folder.trial_path(trial.number))
         tags[entries.DIGEST_TAG] = digest
-        self._log(run_id, metrics=contents.metrics(trial), params=params, tags=tags, at=end)
+        self._log(run_id, metrics=numbers, params=params, tags=tags, at=end)
         self._client.set_terminated(run_id, entries.trial_status(trial), end)
         self._known.done(mark, digest)
         return True
@@ -313,7 +314,7 @@ class MlflowTracker(Tracker):
             self._client.update_run(run_id, status="RUNNING")  # resumed
         for file, name in contents.files():
             self._upload(run_id, file, name)
-        tags = entries.study_tags(contents.study, contents.summary) | {entries.DIGEST_TAG: content}
+        tags = entries.study_tags(contents.study, contents.summary, self._known.tags(PARENT)) | {entries.DIGEST_TAG: content}
         numbers = metrics.study_metrics(contents.summary)
         self._log(run_id, metrics=numbers, params={}, tags=tags, at=_milliseconds(contents.written_at))
         if contents.is_over:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
+import operator
 import os
 import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,10 +23,12 @@ from autotune.run_dir import StudyFolder
 
 URI_VARIABLE, USER_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME"
 EXPERIMENT = "autotune"
+SQLITE = "sqlite:///"  # a path after it is relative unless it begins with another slash
 NONE = "none"
 LOCK_FILE = ".sync.lock"
 LOCK_PAUSE_S = 0.2
 _REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^}]*))?\}")
+_KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # a reference to another key of the configuration
 
 
 def store_file(runs: Path) -> Path:
@@ -69,8 +74,18 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
 
 
 def study_uri(folder: StudyFolder) -> str | None:
-    """Returns the `tracker.uri` from a study's configuration file; None if it has none."""
-    return _study_option(folder, "uri")
+    """Returns the `tracker.uri` from a study's configuration file; None if it has none.
+
+    The path of a SQLite file counts from the folder in which the study was started, wherever `sync` or `resume` is called.
+    """
+    uri = _study_option(folder, "uri")
+    file = (uri or "").removeprefix(SQLITE)
+    if uri is None or file == uri or file.startswith((":memory:", "${")):
+        return uri
+    with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
+        if os.path.isdir(cwd := folder.read_study().cwd):
+            return SQLITE + os.path.join(cwd, file)
+    return uri
 
 
 def may_use(folder: StudyFolder, uri: str) -> bool:
@@ -85,15 +100,21 @@ def chosen_experiment(uri: str, folder: StudyFolder | None = None) -> str:
     Args:
         uri: address of the store.
         folder: the study; None if there is none yet.
+
+    Raises:
+        BadInput: the name refers to a variable that is not set.
     """
-    configured = _study_option(folder, "experiment") if folder else None
+    configured = (_study_option(folder, "experiment") if folder else None) or ""
+    _check_variables("tracker.experiment", configured, "Set it.")
     default = f"/Shared/{EXPERIMENT}" if uri.partition(":")[0] == "databricks" else EXPERIMENT
-    return configured or default
+    return _resolved(configured) or default
 
 
 def _study_option(folder: StudyFolder, name: str) -> str | None:
     try:
-        value = yaml.safe_load(read_text(folder.config_file))["tracker"][name]
+        document = yaml.safe_load(read_text(folder.config_file))
+        value = document["tracker"][name]
+        value = _with_keys(value, document) if isinstance(value, str) else None
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError):  # missing or damaged
         return None
     return value if isinstance(value, str) else None
@@ -121,7 +142,7 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
     return embedded_uri(runs)
 
 
-@contextmanager
+@contextlib.contextmanager
 def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Holds the lock for mirroring a study and yields whether it was obtained: two writers would write every trial twice.
 
@@ -150,7 +171,7 @@ def _taken(descriptor: int, deadline: float) -> bool:
             return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -159,9 +180,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _complete(configured: str, given: str | None) -> str:
     """Returns a study's address with references resolved and masked credentials filled in."""
-    missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
-    if missing:
-        raise BadInput(f"tracker.uri: a variable that is not set, got '${{oc.env:{missing[0]}}}'. Set it, or give --uri URI.")
+    _check_variables("tracker.uri", configured, "Set it, or give --uri URI.")
     uri = _resolved(configured)
     if not is_masked(uri):
         return uri
@@ -174,6 +193,22 @@ def _complete(configured: str, given: str | None) -> str:
         f"tracker.uri: needs credentials, which are not stored with a study, got {uri!r}. Give the whole address in "
         f"{URI_VARIABLE} or with --uri, or the credentials in {USER_VARIABLE} and MLFLOW_TRACKING_PASSWORD."
     )
+
+
+def _check_variables(key: str, configured: str, do: str) -> None:
+    missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
+    if missing:
+        raise BadInput(f"{key}: a variable that is not set, got '${{oc.env:{missing[0]}}}'. {do}")
+
+
+def _with_keys(value: str, document: Any) -> Any:
+    """Returns an option with the values of the keys that it refers to; if it is nothing but a reference, that value itself."""
+
+    def referred(found: re.Match[str]) -> Any:
+        return functools.reduce(operator.getitem, found[1].split("."), document)
+
+    whole = _KEY.fullmatch(value)
+    return referred(whole) if whole else _KEY.sub(lambda found: str(referred(found)), value)
 
 
 def _resolved(configured: str) -> str:

@@ -191,7 +191,7 @@ def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, t
         return NullTracker(), address
     from autotune.trackers.mlflow import MlflowTracker
 
-    experiment = store.chosen_experiment(address, folder)
+    experiment = secrets.message(store.chosen_experiment(address, folder))  # a stranger's study may refer to any variable
     return MlflowTracker(address, runs, experiment=experiment, secrets=secrets, timeout_s=timeout_s), secrets.text(address)
 
 

@@ -81,6 +81,7 @@ def test_unusable_command_is_refused_in_one_line(words, expected, capsys):
         ("launcher=slurm", "launcher: has no effect on `apply`, which trains once, on this machine, got 'launcher=slurm'."),
         ("study.budget.minutes=5", "study.budget.minutes: has no effect on `apply`"),
         ("search_space=quick", "search_space: has no effect on `apply`"),
+        ("++threads.intra=2", "threads.intra: set by best.yaml, got it on the command line too."),
     ],
 )
 def test_override_without_effect_on_the_training_of_a_recipe_is_refused(word, expected, capsys):

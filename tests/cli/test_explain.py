@@ -167,6 +167,16 @@ def test_fix_that_cannot_be_measured_is_refused_before_a_node_is_requested(here,
     assert requests == []
 
 
+def test_secret_in_the_command_of_a_fixed_program_is_masked(here, monkeypatch):
+    folder = make_study(Path("runs"), "resnet18")
+    folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(here)))
+    asked = []
+    monkeypatch.setattr("autotune.study.explaining.to_fix", lambda *_: None)
+    monkeypatch.setattr("autotune.study.explain_study", lambda inputs, *_: asked.append(inputs.secrets))
+    assert main(["explain", "resnet18", "--fixed", "--", sys.executable, "-c", "pass", "--api-key", "hunter2pass"]) == 0
+    assert asked[0].message("python train_fixed.py --api-key hunter2pass") == "python train_fixed.py --api-key ***"
+
+
 def test_show_why_refuses_what_was_not_explained_and_names_the_command_once(here, capsys):
     folder = explained()
     assert main(["show", "resnet18", "--why", "--trial", "3"]) == 2

@@ -172,6 +172,8 @@ def test_key_can_be_pinned_given_a_domain_or_left_to_the_search_space(make) -> N
         ("layout.channels_last=true,false", Choice((True, False))),
         ("env.KMP_AFFINITY=choice('granularity=fine,compact',none)", Choice(("granularity=fine,compact", "none"))),
         ("env.FLAG=0,1", Choice(("0", "1"))),
+        ("env.FLAG=choice(0.10, 1_0, True,'1.0')", Choice(("0.10", "1_0", "True", "1.0"))),
+        ("env.FLAG=sort(0.2,0.1)", Choice(("0.1", "0.2"))),
     ],
 )
 def test_sweeps_become_domains(make, text: str, domain: object) -> None:
@@ -206,6 +208,23 @@ def test_off_and_false_mean_off_and_capitalized_off_is_refused(make, word: str) 
 
 def test_null_removes_a_pin(make) -> None:
     assert make("loader.num_workers=2", "loader.num_workers=null").space.pinned == {}
+
+
+@pytest.mark.parametrize("name", ["2026_12_01", "1.10", "12e4", "True"])
+def test_text_that_looks_like_a_number_is_taken_as_typed(make, name: str) -> None:
+    config = make(f"study.name={name}", f"++tracker.experiment={name}", f"runs_dir={name}", "study.seed=1_0").config
+    assert (config.study.name, config.tracker.experiment, config.runs_dir, config.study.seed) == (name, name, name, 10)
+
+
+@pytest.mark.parametrize(("typed", "asked"), [("2026_12_01", "2026_12_01"), ("1.10", "1.10"), ("false", False)])
+def test_a_study_whose_name_looks_like_a_number_can_start_a_search(make, typed: str, asked: object) -> None:
+    assert make(f"search.warm_start={typed}").config.search.warm_start == asked
+
+
+def test_off_in_a_file_switches_warm_starts_off(make, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "made.yaml").write_text("# @package _global_\nlaunch: {warm: off}\n")
+    assert make("+mine=made", config_dirs=[tmp_path]).config.launch.warm == "off"
 
 
 def test_options_reach_the_recipe_as_flags(make) -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_refused(kept):
     _, after = kept(change=["study.budget.minutes=null"])
     assert after.config.study.budget.minutes is None
     words = ["study.seed=3", "loader.num_workers=2", "study.budget.trials=[1]", "nonsense"]
-    words += [f"study.budget.minutes={text}" for text in ("-1e", "[", "2001-13-45", "1" + "0" * 400)]
+    words += [f"study.budget.minutes={text}" for text in ("", "1:30", "choice(1,2)", "-1e", "[", "2001-13-45", "1" + "0" * 400)]
     with pytest.raises(BadInput) as refused:
         kept(change=words)
     assert len(refused.value.problems) == len(words)
@@ -91,6 +92,20 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_refused(kept):
 
 
 ANY = StudyRecord(name="s", title="", command=["python"], cwd="/")
+
+
+def test_relative_paths_of_a_recipe_count_from_the_folder_that_its_trials_run_in(kept, tmp_path, monkeypatch):
+    there = tmp_path / "there"
+    (there / "photos" / "cat").mkdir(parents=True)
+    (there / "photos" / "cat" / "1.png").touch()
+    (there / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(there)
+    kept("model=resnet18", "data=folder", "data.root=photos", "program.python=./python", command=None)
+    monkeypatch.chdir(tmp_path)
+    after = recorded(dataclasses.replace(ANY, is_recipe=True, cwd=str(there)), tmp_path / "config.yaml")
+    assert (after.config.data.root, after.config.program.python) == ("photos", "./python")
+    with pytest.raises(BadInput, match=r"program\.python: no such program, got '.*/python'"):
+        recorded(dataclasses.replace(ANY, is_recipe=True, cwd=str(tmp_path)), tmp_path / "config.yaml")
 
 
 def test_study_of_a_partition_is_resumed_inside_a_job_and_keeps_its_partition(kept, tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ def progress(tmp_path):
         ([(1, "import"), (9, "first_batch")], 10, "start:"),  # several phases share one limit
         ([(9, "compile"), (15, "compile")], 29, "compile:"),  # counts from the first line of the phase
         ([(9, "compile"), (20, "warmup"), (24, "warmup")], 29, "step:"),
+        ([(9, "compile"), (20, "warmup"), (40, "compile")], 60, "compile:"),  # entered again when the window restarted
         ([(9, "warmup"), (96, "steady")], 100.4, "total: the trial was not over within 100.5 s"),
     ],
 )

@@ -252,13 +252,3 @@ def test_unreadable_owner_file_does_not_block_a_study(folder, text):
     assert not folder.is_owned
     with folder.claimed():
         assert StudyFolder(folder.path).is_owned
-
-
-def test_kind_of_the_trial_that_began_last_is_read_from_the_requests(folder):
-    kinds = (Kind.search, Kind.final, Kind.explain)
-    assert folder.newest_kind(kinds[:2]) is None
-    for number, kind in zip((9998, 9999, 10000), kinds, strict=True):
-        folder.write_request(TrialRequest(number=number, kind=kind, knobs={}, changed={}, why=""))
-    assert folder.newest_kind(kinds[:2]) is Kind.final
-    (folder.trial_path(9999) / "asked.json").write_text("{")
-    assert folder.newest_kind(kinds[:2]) is Kind.search

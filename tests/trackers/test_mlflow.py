@@ -196,6 +196,17 @@ def test_changed_param_creates_a_new_run_because_mlflow_params_are_fixed(runs):
     assert read_back(runs)["0001 bf16 channels_last"].data.params["loader.batch_size"] == "33"
 
 
+def test_changed_metric_creates_a_new_run_because_mlflow_keeps_the_larger_value(runs):
+    folder = make_study(runs, num_trials=2)
+    sync(folder)
+    baseline = folder.read_trials()[0]  # measured again when the study was resumed
+    baseline.value = 33.6
+    folder.write_trial(baseline)
+    assert sync(folder).is_complete
+    found = read_back(runs)["0001 bf16 channels_last"]
+    assert found.data.metrics["ratio measured once"] == 1.14
+
+
 def test_repeated_attempt_of_a_trial_replaces_the_first(runs):
     folder = make_study(runs, num_trials=2)
     sync(folder)
@@ -243,6 +254,19 @@ def test_best_of_a_resumed_study_is_no_longer_called_the_best(runs):
     folder.write_summary(folder.read_summary() | {"status": "running"})
     assert sync(folder).written == 1
     assert {run.data.tags["best"] for run in read_back(runs).values()} == {"-"}
+
+
+def test_tags_that_a_resumed_study_has_lost_are_no_longer_shown(runs):
+    folder = make_study(runs)
+    sync(folder)
+    parent = read_back(runs)["resnet18"]
+    assert parent.data.tags["verdict"] == "faster"
+    for name in ("finding.2", "mine"):
+        client_of(runs).set_tag(parent.info.run_id, name, "kept")
+    folder.write_summary(folder.read_summary() | {"status": "running", "speedup": None})
+    sync(folder)
+    tags = read_back(runs)["resnet18"].data.tags
+    assert [tags[name] for name in ("verdict", "finding.2", "mine")] == ["-", "-", "kept"]
 
 
 def test_sync_of_a_growing_study_writes_only_new_trials(runs):

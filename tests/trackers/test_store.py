@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 from pathlib import Path
 
@@ -150,3 +151,26 @@ def test_leftovers_of_a_killed_store_creation_are_removed(tmp_path):
     (tmp_path / ".mlflow.db.99").write_text("half")
     store.ensure_store(tmp_path, lambda uri: Path(uri.removeprefix("sqlite:///")).touch())
     assert not list(tmp_path.glob(".mlflow.db.*"))
+
+
+def test_experiment_may_refer_to_a_variable_or_to_another_key(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv("TEAM", "blue")
+    text = "model:\n  name: net\nstudy:\n  name: null\ntracker:\n  uri: sqlite:////${model.name}.db\n  experiment: "
+    folder.config_file.write_text(text + "${oc.env:TEAM}-${model.name}\n", encoding="utf-8")
+    assert store.chosen_experiment("http://s:1", folder) == "blue-net"
+    assert store.chosen_uri(tmp_path, folder=folder) == "sqlite:////net.db"
+    monkeypatch.delenv("TEAM")
+    with pytest.raises(BadInput, match=r"tracker\.experiment: a variable that is not set, got '\$\{oc\.env:TEAM\}'"):
+        store.chosen_experiment("http://s:1", folder)
+    folder.config_file.write_text(text + "${study.name}\n", encoding="utf-8")
+    assert store.chosen_experiment("http://s:1", folder) == "autotune"
+
+
+def test_relative_sqlite_file_lies_where_the_study_was_started(tmp_path, folder):
+    folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(tmp_path)))
+    for configured, chosen in (("mlflow.db", f"{tmp_path}/mlflow.db"), ("/srv/x.db", "/srv/x.db"), (":memory:", ":memory:")):
+        folder.config_file.write_text(f"tracker:\n  uri: sqlite:///{configured}\n", encoding="utf-8")
+        assert store.chosen_uri(tmp_path / "elsewhere", folder=folder) == f"sqlite:///{chosen}"
+    folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(tmp_path / "gone")))
+    folder.config_file.write_text("tracker:\n  uri: sqlite:///mlflow.db\n", encoding="utf-8")
+    assert store.study_uri(folder) == "sqlite:///mlflow.db"

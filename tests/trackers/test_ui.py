@@ -113,6 +113,13 @@ def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_no_server_is_started_for_studies_on_databricks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(store.URI_VARIABLE, "databricks://profile")
+    assert main(["ui"]) == 0
+    assert "tracked by Databricks" in capsys.readouterr().out
+
+
 class Answers(http.server.BaseHTTPRequestHandler):
     """Answers like MLflow: it is up, and has one experiment."""
 
