@@ -16,7 +16,7 @@ from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.forecast import Means
 from autotune.search.rates.history import MOST_TRIALS, Known
-from autotune.search.rates.memory import LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
+from autotune.search.rates.memory import HOST_KNOBS, LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.supposition import Supposition
@@ -254,7 +254,7 @@ class Step:
         """Returns the probability that each configuration fits the memory; computed once for equal values of memory knobs."""
         if self._memory is None:
             return np.ones(len(codes))
-        kinds = [row.tobytes() for row in codes[:, [knob.key in MEMORY_KNOBS for knob in self._coding.knobs]]]
+        kinds = [row.tobytes() for row in codes[:, [knob.key in (*MEMORY_KNOBS, *HOST_KNOBS) for knob in self._coding.knobs]]]
         rows = dict(zip(kinds, codes.tolist(), strict=True))  # one configuration of each kind
         chances = dict(zip(rows, self._memory.chances(list(map(self._coding.decode, rows.values()))), strict=True))
         return np.array([chances[kind] for kind in kinds], dtype=float)
