@@ -168,8 +168,8 @@ def test_memory_of_a_process_is_its_share_of_the_host_or_the_gpu(memory, ranks, 
 
 
 def test_forecast_of_memory_uses_the_memory_of_a_process(bench, monkeypatch):
-    seen, machine_of = [], proposals.machine_of
+    seen, made = [], proposals.machine_of
     monkeypatch.setattr(loop, "memory_of_process_bytes", lambda inputs, first: 2**32)
-    monkeypatch.setattr(proposals, "machine_of", lambda session: seen.append(session.memory_capacity_bytes) or machine_of(session))
+    monkeypatch.setattr(proposals, "machine_of", lambda session: seen.append(session.memory_capacity_bytes) or made(session))
     bench(None, RATES, "study.budget.trials=1", minutes=60).run()
     assert seen == [2**32]
