@@ -8,7 +8,7 @@ import pytest
 
 from autotune.records import Kind, Tier
 from autotune.search.rates import RatesSampler
-from autotune.study import resume_study
+from autotune.study import proposals, resume_study
 from autotune.study.initial import Proposal
 from autotune.study.proposals import ANSWER_FIRST, NO_IMPROVEMENT, Search
 from autotune.study.search_budget import ANSWER_AFTER, SearchBudget
@@ -218,3 +218,11 @@ def test_expert_leaves_the_workers_on_a_gpu_if_the_loader_is_far_too_fast_to_mat
     expert = [trial for trial in study.trials if trial.origin == "expert"]
     assert len(expert) == 2
     assert ["loader.num_workers" in trial.changed for trial in expert] == [has_more] * 2
+
+
+@pytest.mark.parametrize(("given", "is_held"), [(["train.global_batch=32"], True), ([], False)])
+def test_sampler_knows_whether_every_step_has_the_same_samples(bench, monkeypatch, given, is_held):
+    told, inform = [], proposals.inform
+    monkeypatch.setattr(proposals, "inform", lambda one, *args, **more: told.append(one) or inform(one, *args, **more))
+    bench(Surface(), *given, "study.budget.trials=1", minutes=30).run()
+    assert [sampler.rules.is_held for sampler in told] == [is_held]

@@ -206,7 +206,8 @@ class Step:
         """
         codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
         works = self._chances_to_work(codes)
-        works = works * limits.chances(self._rules.limits, self._rated, self._forecast, self._coding, codes)
+        given = (self._rules.limits, self._rated, self._forecast, self._coding, codes)
+        works = works * limits.chances(*given, is_held=self._rules.is_held)
         is_wanted = self._pool.are_new(codes) & self._is_worth_compiling(codes, best) & (works > 0)
         return codes[is_wanted], works[is_wanted]
 
