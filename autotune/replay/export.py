@@ -6,6 +6,7 @@ folders) and what a replay does not need.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from autotune.launchers.rank_results import RankResults
 from autotune.machine import host_context
 from autotune.plain_json import mapped
 from autotune.plain_text import shortened
+from autotune.ranks import pace
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import Measurement, Table
@@ -130,9 +132,21 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
             "phase": record.evidence.get("phase", "steady"),
             "evidence": {name: record.evidence[name] for name in EVIDENCE if record.evidence.get(name)},
         },
-        results=[_result(result, is_first=record.number == 0) for result in results],
+        results=[_result(_with_window(result, results[0]), is_first=record.number == 0) for result in results],
     )
     return made if _is_classified_alike(made) else _with_plain_ending(made)
+
+
+def _with_window(result: RankResult, first: RankResult) -> RankResult:
+    """Returns a rank's result with a window over the steps of rank 0's. Without one, only its raw steps gave its rate."""
+    window, own = first.window, pace(result, first)
+    if result.window is not None or window is None or own is None or not own.samples:
+        return result
+    steps, rate_per_s = window.steps, own.samples / own.step_s
+    rates = [rate * rate_per_s / window.rate_per_s for rate in window.block_rates_per_s]
+    given = {"seconds": steps * own.step_s, "samples": steps * own.samples, "rate_per_s": rate_per_s}
+    made = dataclasses.replace(window, **given, block_rates_per_s=rates)
+    return dataclasses.replace(result, window=made, throughput_per_s=rate_per_s)
 
 
 def _is_classified_alike(made: Measurement) -> bool:
