@@ -139,13 +139,17 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 def _with_window(result: RankResult, first: RankResult) -> RankResult:
     """Returns a rank's result with a window over the steps of rank 0's. Without one, only its raw steps gave its rate."""
-    window, own = first.window, pace(result, first)
-    if result.window is not None or window is None or own is None or not own.samples:
+    window, own = first.window, None if result.window else pace(result, first)
+    if window is None or own is None or not own.samples:
         return result
-    steps, rate_per_s = window.steps, own.samples / own.step_s
-    rates = [rate * rate_per_s / window.rate_per_s for rate in window.block_rates_per_s]
-    given = {"seconds": steps * own.step_s, "samples": steps * own.samples, "rate_per_s": rate_per_s}
-    made = dataclasses.replace(window, **given, block_rates_per_s=rates)
+    rate_per_s = own.samples / own.step_s
+    made = dataclasses.replace(
+        window,
+        seconds=window.steps * own.step_s,
+        samples=window.steps * own.samples,
+        rate_per_s=rate_per_s,
+        block_rates_per_s=[rate * rate_per_s / window.rate_per_s for rate in window.block_rates_per_s],
+    )
     return dataclasses.replace(result, window=made, throughput_per_s=rate_per_s)
 
 
