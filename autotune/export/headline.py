@@ -19,12 +19,13 @@ MAX_WORD = 160
 INDENT = "  "
 
 
-def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
+def headline(claimed: Claimed, hidden: Knobs, held: Knobs) -> list[str]:
     """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at WIDTH.
 
     Args:
         claimed: the exported configuration.
         hidden: knobs whose values are secret.
+        held: the accumulation that keeps the global batch; {} if it is not exported.
     """
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
     scope = f" up to tier {claimed.tier}" if claimed.tier else ""
@@ -49,7 +50,8 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     if claimed.is_best:
         lines += [f"What still costs time: {line}" for line in why_lines(summary)]
     if summary.get("placeholders") and not summary.get("is_recipe"):
-        lines.append(f"Some of these settings are command-line arguments of the program: {_filled_in(summary, entry)}")
+        words = _filled_in(summary, {**entry["overrides"], **held})
+        lines.append(f"Some of these settings are command-line arguments of the program: {words}")
     lines.append(_where(summary))
     lines = [part for line in lines for part in _wrapped(line)]  # lines become comments, so line breaks must go
     return lines + [f"{key}={value}: a secret, which is not in this file. Set it yourself." for key, value in hidden.items()]
@@ -68,9 +70,9 @@ def _where(summary: Summary) -> str:
     return f"Measured on {describe_machine(summary['machine'])}, {day(summary)}{''.join(f', {word}' for word in made_with)}."
 
 
-def _filled_in(summary: Summary, entry: dict[str, Any]) -> str:
+def _filled_in(summary: Summary, knobs: Knobs) -> str:
     template = CommandTemplate(parts=summary["command"], placeholders=summary["placeholders"])
-    return shlex.join(template.argv({**(summary.get("pinned") or {}), **entry["overrides"]}))
+    return shlex.join(template.argv({**(summary.get("pinned") or {}), **knobs}))
 
 
 def _gain_line(summary: Summary, speedup: dict[str, Any]) -> str:

@@ -88,7 +88,8 @@ def _held_accumulation(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     if "train.global_batch" not in (summary.get("settings") or {}) or not isinstance(batch, int) or not isinstance(each, int):
         return {}
     found = {ACCUMULATION.key: derived(full, held=batch * each)[ACCUMULATION.key]}
-    return found if found[ACCUMULATION.key] != ACCUMULATION.default else {}
+    is_passed = ACCUMULATION.key in (summary.get("placeholders") or {})  # the command would otherwise pass the baseline's value
+    return found if is_passed or found[ACCUMULATION.key] != ACCUMULATION.default else {}
 
 
 def _forced(entry: dict[str, Any], knobs: Knobs) -> Knobs:
@@ -125,7 +126,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     forced = _forced(entry, knobs)
     full = {**own, **knobs, **forced}
     active = {key: value for key, value in {**knobs, **forced}.items() if knob(key).is_active(full)}
-    lines = headline(claimed, hidden)
+    lines = headline(claimed, hidden, held)
     times = own_accumulation((summary.get("detected") or {}).get("batches_per_step"), own)
     if ACCUMULATION.key in active and times > 1:
         each = int(active[ACCUMULATION.key])

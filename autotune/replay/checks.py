@@ -18,6 +18,7 @@ from autotune.replay.space import Grid, first_result, grid_of, resolved
 from autotune.replay.strategies import STRATEGIES
 from autotune.replay.study import config_of
 from autotune.replay.table import Measurement, Table, key_of, read
+from autotune.replay.world import worth
 from autotune.space import domain_from_json
 from autotune.trials.settings import capacity_bytes
 
@@ -41,8 +42,13 @@ def usable(path: Path) -> tuple[Table, Grid]:
     except DAMAGED as error:
         why = f"no {error}" if isinstance(error, LookupError) else str(error) or "no measurement 0"
         raise BadInput(f"TABLE: cannot be replayed, got {str(path)!r} ({one_line(why, 200)}). Record it again.") from error
+    groups, why = table.by_configuration(), ""
     if key_of({}) not in grid.keys:
-        raise BadInput(f"TABLE: cannot be replayed, got {str(path)!r} (its baseline was not measured). Record it again.")
+        why = "its baseline was not measured"
+    elif not any(worth(groups[key]) for key in grid.keys):
+        why = "no configuration worked in most of its repeats"
+    if why:
+        raise BadInput(f"TABLE: cannot be replayed, got {str(path)!r} ({why}). Record it again.")
     return table, grid
 
 

@@ -6,6 +6,7 @@ folders) and what a replay does not need.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from autotune.launchers.rank_results import RankResults
 from autotune.machine import host_context
 from autotune.plain_json import mapped
 from autotune.plain_text import shortened
+from autotune.ranks import pace
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import Measurement, Table
@@ -130,9 +132,25 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
             "phase": record.evidence.get("phase", "steady"),
             "evidence": {name: record.evidence[name] for name in EVIDENCE if record.evidence.get(name)},
         },
-        results=[_result(result, is_first=record.number == 0) for result in results],
+        results=[_result(_with_window(result, results[0]), is_first=record.number == 0) for result in results],
     )
     return made if _is_classified_alike(made) else _with_plain_ending(made)
+
+
+def _with_window(result: RankResult, first: RankResult) -> RankResult:
+    """Returns a rank's result with a window over the steps of rank 0's. Without one, only its raw steps gave its rate."""
+    window, own = first.window, None if result.window else pace(result, first)
+    if window is None or own is None or not own.samples:
+        return result
+    rate_per_s = own.samples / own.step_s
+    made = dataclasses.replace(
+        window,
+        seconds=window.steps * own.step_s,
+        samples=window.steps * own.samples,
+        rate_per_s=rate_per_s,
+        block_rates_per_s=[rate * rate_per_s / window.rate_per_s for rate in window.block_rates_per_s],
+    )
+    return dataclasses.replace(result, window=made, throughput_per_s=rate_per_s)
 
 
 def _is_classified_alike(made: Measurement) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from autotune import stats
 from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
+from autotune.knobs.step import ACCUMULATION
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.records import START_PHASES, Outcome
 from autotune.replay.results import ended_of
@@ -56,7 +57,8 @@ class ReplayLauncher(Launcher):
 
     def _key(self, spec: Spec) -> Key:
         """Returns the key of the configuration that a spec asks for."""
-        wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in self._table.pinned}
+        left_out = {*self._table.pinned, *([ACCUMULATION.key] if spec.global_batch else [])}  # the latter is derived
+        wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in left_out}
         return key_of(wanted) - key_of(self._table.reference)
 
     def _ended(self, measurement: Measurement, launch: Launch) -> Ended:

@@ -37,6 +37,7 @@ from autotune.search.samplers import Distributions
 NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study folder
 MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
 STEADY = "steady"  # constraint that an unsteady trial violates, so that no viewer of the journal calls it the best trial
+PARITY = "parity"  # constraint that a trial violates if loss parity has ruled it out although it has a rate
 MIN_MEMORY_VIOLATION = 0.01
 UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, for example because the process was killed for memory
 
@@ -65,9 +66,10 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
         memory_capacity_bytes: memory of the device, or the process's limit if there is one; None when unknown.
     """
     values = scores_of(record)
-    if record.outcome.has_value and None not in values:
+    if (record.outcome.has_value or record.outcome is Outcome.parity) and None not in values:
         broken = {key: violation for key, violation in record.violations.items() if violation > 0}
         broken |= {STEADY: 1.0} if record.outcome is Outcome.unsteady else {}
+        broken |= {PARITY: 1.0} if record.outcome is Outcome.parity else {}
         own = [value for value in values if value is not None]
         return Told(state=TrialState.COMPLETE, values=list(worst) or own if broken else own, constraints=broken)
     if record.outcome.is_no_answer:

@@ -106,6 +106,9 @@ def expert_seeds(
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
         return
+    tried = {configuration_key(record.changed) for record in session.searched if record.origin == EXPERT}
+    if is_led and len(tried) >= NUM_LED_SEEDS:  # by an earlier run of the study, whose forecast may have put others first
+        return
     seeds = space.seeds(host_context, kept=[WORKERS] if _is_loader_idle(session) else [])
     if is_led and not host_context.has_cuda:
         seeds = _with_better_workers_first(session, seeds, log_rates)

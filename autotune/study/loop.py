@@ -48,7 +48,7 @@ from autotune.trials.quarantine import quarantine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.schedule import Ending
 from autotune.trials.session import OutOfTime, Session
-from autotune.trials.settings import memory_seen_bytes
+from autotune.trials.settings import memory_of_process_bytes, memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
@@ -355,8 +355,8 @@ class _Study:
         session.costs = Costs({key: knob(key).start_costs for _, key, _ in space.costly()})
         for searched in session.searched:
             session.costs.learn(searched)
-        session.memory_capacity_bytes = memory_seen_bytes(self._inputs, first)
-        session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
+        session.memory_capacity_bytes = memory_of_process_bytes(self._inputs, first)
+        session.runner.goal.learn([first], capacity_bytes=memory_seen_bytes(self._inputs, first))
         return space
 
     def _reuse_earlier_studies(self) -> None:

@@ -75,6 +75,7 @@ def inform(
         gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
         running=running,
         limits=session.runner.goal.limited_metrics,
+        is_held=space.held is not None,
         spreads={key: _usual_spread(one, session) / USUAL_SPREAD for key, one in knobs.items()},
         ladders={
             key: (one.choices, one.step_spread / one.usual_spread) for key, one in knobs.items() if one.step_spread is not None

@@ -78,7 +78,7 @@ class Session:
         host_context: machine and program; None until the baseline has run.
         target: the loaders that the loader.* knobs change, as the baseline found them.
         costs: what trials cost.
-        memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
+        memory_capacity_bytes: memory that each process of a trial may fill, as the baseline saw it; None when unknown.
         earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
     """
 

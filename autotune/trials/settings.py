@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
+from autotune.knobs.memory import FRACTION
 from autotune.launchers.base import Deadlines
 from autotune.machine.gpus import slice_memory_bytes
 from autotune.machine.visible import BUS, ORDER, VISIBLE, are_unlike, entries_from, visible_gpus
@@ -74,10 +76,22 @@ def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | No
     return memory_limit_bytes(device.memory_limit, capacity_bytes(machine, device))
 
 
-def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
+def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int:
     """Returns the memory that a trial may fill: the cap, else what the baseline saw, else what the machine reports."""
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
     return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
+
+
+def memory_of_process_bytes(inputs: StudyInputs, first: RankResult) -> int:
+    """Returns the memory that each process of a trial may fill; `first` is rank 0's result of the baseline.
+
+    On a CPU, the processes on a machine share its memory, unless each has a limit of its own.
+    """
+    seen, has_limit = memory_seen_bytes(inputs, first), inputs.config.device.memory_limit or first.memory.get("capacity_bytes")
+    if first.memory.get("kind") == "cpu":
+        return seen if has_limit else seen // math.ceil(first.world_size / (first.facts.get("num_nodes") or 1))
+    total = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes") or seen
+    return min(seen, int(float(inputs.space.pinned.get(FRACTION.key, 1.0)) * total))
 
 
 def capacity_bytes(machine: dict[str, Any], device: DeviceOptions | None = None) -> int:

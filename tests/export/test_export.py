@@ -8,6 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from autotune.config.best_file import read_best
+from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
 from autotune.export import accelerate
 from autotune.export.formats import DOCUMENTS, FORMATS, render
@@ -334,6 +336,19 @@ def test_yaml_keeps_the_accumulation_and_names_the_programs_own(changed):
     assert "accumulation: 2" in text
     words = "The program itself accumulates 4 batches per step, and step.accumulation=2 multiplies that: 8 batches per step"
     assert words in text
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(128, 2), (256, 1)])
+def test_accumulation_that_the_command_passes_keeps_the_global_batch(changed, batch, accumulation, tmp_path):
+    own = {"loader.batch_size": 64, "step.accumulation": 4}
+    passed = "--batch={loader.batch_size=64} --accum={step.accumulation=4}".split()
+    summary = changed({"loader.batch_size": batch}, settings={"train.global_batch": 256}, placeholders=own, command=passed)
+    summary["baseline"]["knobs"] = dict(own)
+    exported = render(summary, "yaml", None).text
+    assert f"arguments of the program: --batch={batch} --accum={accumulation}" in exported.replace("\n#   ", " ")
+    (tmp_path / "best.yaml").write_text(exported)
+    best = read_best(tmp_path / "best.yaml")
+    assert CommandTemplate(parts=passed, placeholders=own).argv(best.knobs) == [f"--batch={batch}", f"--accum={accumulation}"]
 
 
 def test_deepspeed_export_contains_the_baseline_batch_size_or_a_note(changed):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput
+from autotune.records import Outcome
 from autotune.replay.checks import usable
 from autotune.replay.table import write
 from tests.replay.tables import make_table
@@ -69,3 +70,11 @@ def test_a_table_with_a_knob_that_is_inactive_in_the_baseline_is_usable(tmp_path
         table.measurements.append(replace(one, number=number, changed={**one.changed, prefetch: 4}))
     write(table, tmp_path / "t.jsonl.gz")
     assert len(usable(tmp_path / "t.jsonl.gz")[1].keys) == 36 + 24
+
+
+def test_a_table_in_which_nothing_worked_is_refused(tmp_path):
+    table = make_table()
+    table.measurements = [replace(one, outcome=Outcome.unsteady) if one.value else one for one in table.measurements]
+    write(table, tmp_path / "t.jsonl.gz")
+    with pytest.raises(BadInput, match="no configuration worked in most of its repeats"):
+        usable(tmp_path / "t.jsonl.gz")

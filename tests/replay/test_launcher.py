@@ -81,3 +81,9 @@ def test_trial_ends_at_its_time_limit(launched):
 def test_unrecorded_configuration_fails_without_costing_time(launched):
     ended = launched({"loader.batch_size": 7})
     assert (ended.cause, ended.exit_code, ended.seconds) == ("exit", 1, 0.0)
+
+
+def test_derived_accumulation_in_the_command_is_not_part_of_the_configuration(launched):
+    larger = {"loader.batch_size": 128, "precision.amp": "bf16"}
+    ended = launched({}, passed={**larger, "step.accumulation": 2}, global_batch=256)
+    assert ended.results[0].throughput_per_s == pytest.approx(rate_of({**BASE, **larger}))

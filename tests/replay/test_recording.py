@@ -1,13 +1,16 @@
 """Recordings of a made-up program on a virtual clock, and the tables made from them."""
 
+import dataclasses
 import itertools
 
 import pytest
 
 from autotune.cli.record import FIXED
 from autotune.failures import classify
+from autotune.harness.protocol import RankResult, Window
+from autotune.ranks import rate_per_s
 from autotune.records import Outcome
-from autotune.replay.export import plain, table_of
+from autotune.replay.export import _measurement, plain, table_of
 from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import key_of
 from autotune.run_dir import StudyFolder
@@ -16,6 +19,7 @@ from autotune.study import resume_study, run_study
 from autotune.study.design import configurations
 from tests.study.conftest import Bench
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from tests.support.records import a_trial
 
 SPACE = ("search_space=none", "loader.num_workers=choice(0,2)", "precision.amp=choice(off,bf16)")
 
@@ -180,3 +184,16 @@ def test_recorded_program_with_a_nonfinite_loss_is_replayed_as_measured(recordin
     assert [one.outcome for one in table.measurements] == [Outcome.ok] * 4
     for one in table.measurements:
         assert classify(facts_of(ended_of(one, trial=0, nonce=""))) == (Outcome.ok, "")
+
+
+def test_rank_without_a_window_of_its_own_is_exported_with_the_rate_of_its_steps():
+    """Its steps vary too much. Raw steps, from which the trial's rate was computed, are not exported."""
+    steps = {"warmup": 2, "end_s": [0.5 * number for number in range(1, 13)], "samples": [32.0] * 12}
+    window = Window(10, 5.0, 320.0, 64.0, [64.0] * 5, 0.01, True, "interval narrow enough", block_s=[1.0] * 5)
+    first = RankResult(0, "", 0, 2, 1, "measured", unit="samples", steps=steps, window=window, throughput_per_s=64.0)
+    other = dataclasses.replace(first, rank=1, window=None, throughput_per_s=None)
+    evidence = {"exit_code": 0, "cause": "result", "phase": "exit", "is_harness_seen": True, "num_steps": 12}
+    made = _measurement(a_trial(1, value=128.0, evidence=evidence), [first, other])
+    ended = ended_of(made, trial=1, nonce="")
+    assert classify(facts_of(ended))[0] is Outcome.ok
+    assert rate_per_s(ended.results) == pytest.approx(128.0)

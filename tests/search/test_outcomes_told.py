@@ -7,6 +7,7 @@ from optuna.trial import TrialState
 
 from autotune.records import Outcome
 from autotune.search import add_known, begin_study, make_sampler, tell
+from autotune.search.rates.history import History
 from autotune.search.study import told
 from tests.support.records import a_trial
 
@@ -146,3 +147,22 @@ def test_journal_viewer_sees_metric_names_and_no_unsteady_winner(tmp_path):
     assert max(trial.value for trial in seen.trials) == 30.0  # also for viewers that ignore constraints
     assert (seen.best_trial.value, seen.best_trial.params["precision.amp"]) == (30.0, "bf16")
     assert seen.best_trial.user_attrs["trial"] == 7
+
+
+@pytest.mark.parametrize("outcome", [Outcome.device_oom, Outcome.host_oom])
+def test_sampler_reads_from_the_journal_which_memory_ran_out(outcome, tmp_path):
+    study = begin_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+    add_known(study, record(outcome), SPACE, worst=[9.0])
+    (peak,) = History().seen(study).peaks
+    assert (peak.is_out, peak.is_host) == (True, outcome is Outcome.host_oom)
+
+
+def test_resumed_sampler_keeps_the_rate_of_a_trial_that_loss_parity_ruled_out(tmp_path):
+    study = begin_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
+    barred = {"evidence": {"barred_for": ["precision.amp"]}, "changed": {"precision.amp": "bf16"}, "device_rate": 60.0}
+    add_known(study, record(Outcome.parity, 50.0, knobs={"precision.amp": "bf16"}, **barred), SPACE, worst=[9.0])
+    known = History().seen(study)
+    (seen,) = known.rated
+    assert (seen.rate, seen.device_rate, seen.may_win, known.failed) == (50.0, 60.0, False, [])
+    assert study.trials[0].value == 9.0
+    assert max(study.trials[0].constraints.values()) > 0, "other samplers must avoid it"

@@ -8,12 +8,13 @@ import pytest
 
 from autotune.records import Kind, Tier
 from autotune.search.rates import RatesSampler
-from autotune.study import resume_study
-from autotune.study.initial import Proposal
+from autotune.study import proposals, resume_study
+from autotune.study.initial import Proposal, expert_seeds
 from autotune.study.proposals import ANSWER_FIRST, NO_IMPROVEMENT, Search
 from autotune.study.search_budget import ANSWER_AFTER, SearchBudget
 from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import DEFAULTS, Failure, Surface
+from tests.support.records import a_trial
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
@@ -218,3 +219,25 @@ def test_expert_leaves_the_workers_on_a_gpu_if_the_loader_is_far_too_fast_to_mat
     expert = [trial for trial in study.trials if trial.origin == "expert"]
     assert len(expert) == 2
     assert ["loader.num_workers" in trial.changed for trial in expert] == [has_more] * 2
+
+
+@pytest.mark.parametrize(("given", "is_held"), [(["train.global_batch=32"], True), ([], False)])
+def test_sampler_knows_whether_every_step_has_the_same_samples(bench, monkeypatch, given, is_held):
+    told, inform = [], proposals.inform
+    monkeypatch.setattr(proposals, "inform", lambda one, *args, **more: told.append(one) or inform(one, *args, **more))
+    bench(Surface(), *given, "study.budget.trials=1", minutes=30).run()
+    assert [sampler.rules.is_held for sampler in told] == [is_held]
+
+
+@pytest.mark.parametrize(("num_tried", "num_left"), [(0, 2), (1, 2), (2, 0)])
+def test_resumed_search_tries_no_more_of_the_experts_configurations(num_tried, num_left):
+    """On a CPU the forecast sorts them. After a resume it knows more trials, and puts others first."""
+    seeds = [(f"choice {number}", {"threads.intra": number}) for number in range(1, 6)]
+    space = SimpleNamespace(seeds=lambda *_, **__: seeds, reference={}, active=lambda knobs: knobs, changed=lambda knobs: knobs)
+    tried = [a_trial(number, origin="expert", changed=seeds[number - 1][1]) for number in range(1, num_tried + 1)]
+    session = SimpleNamespace(
+        resolved=space, searched=[a_trial(), *tried], baseline=a_trial(), host_context=SimpleNamespace(has_cuda=False),
+        inputs=SimpleNamespace(config=SimpleNamespace(search=SimpleNamespace(seeds=True))),
+    )  # fmt: skip
+    found = expert_seeds(session, {}, lambda _: True, is_led=True, log_rates=lambda some: list(range(len(some))))
+    assert len([*found]) == num_left

@@ -4,10 +4,19 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
+from autotune.harness.protocol import RankResult
+from autotune.study import loop, proposals
 from autotune.trials import launching
 from autotune.trials.launching import meaningful
-from autotune.trials.settings import deadlines, device_environment, memory_cap_bytes, process_environment
+from autotune.trials.settings import (
+    deadlines,
+    device_environment,
+    memory_cap_bytes,
+    memory_of_process_bytes,
+    process_environment,
+)
 from tests.machine.fakes import FakeNvml, refuse
+from tests.study.conftest import RATES
 
 HOST = {"memory_bytes": 2**34, "gpus": []}
 
@@ -139,3 +148,28 @@ def test_memory_limit_applies_to_the_gpu_if_there_is_one(kind, gpus, visible, ex
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert launching._kind(kind, {"gpus": gpus}) == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "ranks", "limit", "pinned", "expected"),
+    [
+        ({"kind": "cpu"}, 4, None, {}, 2**32),  # as in `Goal`, which adds up what the ranks use
+        ({"kind": "cpu"}, 4, "8GiB", {}, 2**33),  # a limit is that of each process
+        ({"kind": "cpu", "capacity_bytes": 2**31}, 4, None, {}, 2**31),
+        ({"kind": "cuda", "capacity_bytes": 2**36}, 4, None, {}, 2**36),  # each rank has its GPU
+        ({"kind": "cuda", "capacity_bytes": 2**36}, 1, None, {"memory.fraction": 0.5}, 2**35),
+        ({"kind": "cuda", "capacity_bytes": 2**36}, 1, "8GiB", {"memory.fraction": 0.5}, 2**33),
+    ],
+)
+def test_memory_of_a_process_is_its_share_of_the_host_or_the_gpu(memory, ranks, limit, pinned, expected):
+    first = RankResult(trial=0, nonce="", rank=0, world_size=ranks, pid=1, status="measured", unit="samples", memory=memory)
+    config, space = StudyConfig(device=DeviceOptions(memory_limit=limit)), SimpleNamespace(pinned=pinned)
+    assert memory_of_process_bytes(SimpleNamespace(config=config, machine=HOST, space=space), first) == expected
+
+
+def test_forecast_of_memory_uses_the_memory_of_a_process(bench, monkeypatch):
+    seen, made = [], proposals.machine_of
+    monkeypatch.setattr(loop, "memory_of_process_bytes", lambda inputs, first: 2**32)
+    monkeypatch.setattr(proposals, "machine_of", lambda session: seen.append(session.memory_capacity_bytes) or made(session))
+    bench(None, RATES, "study.budget.trials=1", minutes=60).run()
+    assert seen == [2**32]

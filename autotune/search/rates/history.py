@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.rates.memory import Peak
+from autotune.search.rates.memory import HOST_KNOBS, Peak
 
 MEASURED = "measured"  # user attribute of a trial: measurements besides the score, see `study.measured`
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
@@ -34,6 +34,7 @@ class Seen:
         is_rough: whether its numbers are less certain, because it was stopped early or reached no steady state.
         peak_bytes: peak memory; None when unknown.
         is_out: whether it ran out of memory or exceeded the memory constraint.
+        is_host_out: whether it is the host's memory that ran out, including shared memory.
         may_win: whether it has a rate, is not rough and violates no constraint.
         is_running: whether it is still running.
         to_blame: knobs that may have made the trial fail; None for all knobs.
@@ -49,6 +50,7 @@ class Seen:
     is_rough: bool = False
     peak_bytes: float | None = None
     is_out: bool = False
+    is_host_out: bool = False
     may_win: bool = False
     is_running: bool = False
     to_blame: frozenset[str] | None = None
@@ -67,7 +69,7 @@ class Seen:
     @cached_property
     def peak(self) -> Peak:
         """The trial's memory, for the memory model."""
-        return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out)
+        return Peak(params=self.params, peak_bytes=self.peak_bytes, is_out=self.is_out, is_host=self.is_host_out)
 
 
 class Facts:
@@ -277,7 +279,8 @@ def _has_failed(one: Seen) -> bool:
 
 
 def _peak_key(one: Seen) -> tuple[Any, ...]:
-    return one.is_out, bool(one.peak_bytes) and not one.is_out, one.peak.kind
+    host = tuple(map(one.params.get, HOST_KNOBS)) if one.is_host_out else None
+    return one.is_out, bool(one.peak_bytes) and not one.is_out, host, one.peak.kind
 
 
 def _by_rate(sorted_before: Sequence[tuple[float, int]], rated: Sequence[Seen]) -> list[tuple[float, int]]:
@@ -303,6 +306,7 @@ def _finished(trial: FrozenTrial) -> Seen:
         is_rough=stored.get("outcome") in ("raced", "unsteady"),
         peak_bytes=_positive(stored.get("peak_memory_bytes")),
         is_out=MEMORY in broken or KEPT_FREE in stored.get("violated", ()),
+        is_host_out=MEMORY in broken and stored.get("outcome") == "host_oom",
         to_blame=frozenset(stored["to_blame"]) if stored.get("to_blame") else None,
         metrics=stored.get("metrics"),
         may_win=is_measured and not broken and stored.get("outcome") in (None, "ok"),

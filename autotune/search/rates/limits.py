@@ -12,11 +12,18 @@ from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import LinearModel
 
-STEP_TIME = "step_p95_s"  # proportional to batch size / rate; other metrics are learned without such a rule
+STEP_TIME = "step_p95_s"  # proportional to the samples of an optimizer step / rate; others are learned without such a rule
+ACCUMULATION = "step.accumulation"
 
 
 def chances(
-    limits: Mapping[str, float], measured: Sequence[Seen], forecast: AveragedForecast, coding: Coding, codes: Codes
+    limits: Mapping[str, float],
+    measured: Sequence[Seen],
+    forecast: AveragedForecast,
+    coding: Coding,
+    codes: Codes,
+    *,
+    is_held: bool = False,
 ) -> Array:
     """Returns the probability that each configuration keeps within all limits.
 
@@ -26,7 +33,15 @@ def chances(
         forecast: forecasts the rates.
         coding: the levels of the knobs.
         codes: the configurations.
+        is_held: whether a step has the same samples in every configuration.
     """
+
+    def samples(some: Codes) -> Array:
+        """Returns the samples of a step, up to a factor."""
+        if is_held:
+            return np.ones(len(some))
+        return coding.numbers(BATCH, some, otherwise=1.0) * coding.numbers(ACCUMULATION, some, otherwise=1.0)
+
     found = np.ones(len(codes))
     for metric, most in limits.items():
         known = [(one, one.metrics[metric]) for one in measured if one.metrics and metric in one.metrics]
@@ -36,8 +51,8 @@ def chances(
         values = np.log([value for _, value in known])
         allowed = np.full(len(codes), np.log(most))
         if metric == STEP_TIME:
-            values += np.log([one.rate or 1.0 for one, _ in known]) - np.log(coding.numbers(BATCH, tried, otherwise=1.0))
-            allowed += forecast.means(codes).mean - np.log(coding.numbers(BATCH, codes, otherwise=1.0))
+            values += np.log([one.rate or 1.0 for one, _ in known]) - np.log(samples(tried))
+            allowed += forecast.means(codes).mean - np.log(samples(codes))
         features = forecast.features(codes)
         model = LinearModel(forecast.features(tried), values)
         variances, _, _ = model.variances(features, features[[0]])

@@ -25,7 +25,8 @@ ALLOCATING_KNOBS = ("backend.sdpa", "memory.allocator")
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-MEMORY_KNOBS = (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)  # all knobs that the model looks at
+HOST_KNOBS = (BATCH, WORKERS, "loader.prefetch_factor")  # larger values need more memory of the host
+MEMORY_KNOBS = (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)  # of a `Peak.kind`
 IN_PROCESS = "batches are made in the process"  # class value on a CPU without workers: the loader uses the process's memory
 # Value -> share of a sample's bytes that it is expected to save.
 SPARED = {
@@ -64,11 +65,12 @@ GROWING = np.geomspace(0.001, 1.2, 40)
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """One trial's memory."""
+    """One trial's memory. `is_host`: whether it is the host's memory that ran out, including shared memory."""
 
     params: Mapping[str, Any]
     peak_bytes: float | None
     is_out: bool
+    is_host: bool = False
 
     @cached_property
     def kind(self) -> tuple[Any, ...]:
@@ -91,6 +93,9 @@ class MemoryModel:
 
     def __init__(self, peaks: Sequence[Peak], *, capacity_bytes: float | None, is_cpu: bool = False) -> None:
         self._is_cpu = is_cpu
+        # If the step runs on a GPU, a lack of host memory says nothing about the memory of the GPU.
+        self._host_out = [peak.params for peak in peaks if peak.is_host and not is_cpu]
+        peaks = [peak for peak in peaks if is_cpu or not peak.is_host]
         self._out = _distinct([peak for peak in peaks if peak.is_out])
         self._in = _distinct([peak for peak in peaks if peak.peak_bytes and not peak.is_out and BATCH in peak.params])
         self._in_of, self._out_of = self._by(self._class_of, self._in), self._by(self._out_class_of, self._out)
@@ -138,6 +143,7 @@ class MemoryModel:
         return (
             *(params.get(key) for key in (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH)),
             *((params.get(WORKERS) == 0, params.get(THREADS)) if self._is_cpu else ()),
+            *(params.get(key) for key in HOST_KNOBS if self._host_out),
         )
 
     def fits(self, params: Mapping[str, Any]) -> bool:
@@ -157,7 +163,12 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class ran out of memory with at most this batch and, on a CPU, at most these threads."""
+        """Whether a trial of the same class ran out of memory with at most this batch and, on a CPU, at most these threads.
+
+        On a GPU, also whether a trial with at most this batch, these workers and this prefetching ran out of host memory.
+        """
+        if any(_needs_as_much_of_host(params, out) for out in self._host_out):
+            return True
         threads = params.get(THREADS, 0)
         known = self._out_of.get(tuple(self._out_class_of(params)), ())
         return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
@@ -276,6 +287,12 @@ def _distinct(peaks: Sequence[Peak]) -> list[Peak]:
     """Returns the latest peak of each combination of memory knobs; of these, the MOST_PEAKS with the largest batches."""
     latest = {peak.kind: peak for peak in peaks}.values()
     return sorted(latest, key=lambda peak: -float(peak.params.get(BATCH, 0)))[:MOST_PEAKS]
+
+
+def _needs_as_much_of_host(params: Mapping[str, Any], out: Mapping[str, Any]) -> bool:
+    """Whether a configuration needs at least as much host memory as one that ran out of it; False if that is not known."""
+    keys = [key for key in HOST_KNOBS if key in out]
+    return bool(keys) and all(params.get(key, 0) >= out[key] for key in keys)
 
 
 def _values(params: Mapping[str, Any], keys: Sequence[str]) -> list[tuple[str, str]]:

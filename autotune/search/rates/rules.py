@@ -34,6 +34,7 @@ class Rules:
         ladders: {knob: (its values, its `Levelled.step`)}. The values are in an order such as (off, default, maximum),
             where each strengthens the effect of the one before.
         limits: {metric: largest value that a configuration may have}; memory is not among them.
+        is_held: whether every step has the samples of `train.global_batch`, because accumulation follows from the batch size.
         running: returns the running trials that the sampler did not propose. The journal has them only once they have ended.
     """
 
@@ -46,4 +47,5 @@ class Rules:
     spreads: Mapping[str, float] = field(default_factory=dict)
     ladders: Mapping[str, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
+    is_held: bool = False
     running: Callable[[], Sequence[Params]] = tuple

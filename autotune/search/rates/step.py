@@ -16,7 +16,7 @@ from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.forecast import Means
 from autotune.search.rates.history import MOST_TRIALS, Known
-from autotune.search.rates.memory import LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
+from autotune.search.rates.memory import HOST_KNOBS, LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.supposition import Supposition
@@ -206,7 +206,8 @@ class Step:
         """
         codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
         works = self._chances_to_work(codes)
-        works = works * limits.chances(self._rules.limits, self._rated, self._forecast, self._coding, codes)
+        given = (self._rules.limits, self._rated, self._forecast, self._coding, codes)
+        works = works * limits.chances(*given, is_held=self._rules.is_held)
         is_wanted = self._pool.are_new(codes) & self._is_worth_compiling(codes, best) & (works > 0)
         return codes[is_wanted], works[is_wanted]
 
@@ -254,7 +255,7 @@ class Step:
         """Returns the probability that each configuration fits the memory; computed once for equal values of memory knobs."""
         if self._memory is None:
             return np.ones(len(codes))
-        kinds = [row.tobytes() for row in codes[:, [knob.key in MEMORY_KNOBS for knob in self._coding.knobs]]]
+        kinds = [row.tobytes() for row in codes[:, [knob.key in (*MEMORY_KNOBS, *HOST_KNOBS) for knob in self._coding.knobs]]]
         rows = dict(zip(kinds, codes.tolist(), strict=True))  # one configuration of each kind
         chances = dict(zip(rows, self._memory.chances(list(map(self._coding.decode, rows.values()))), strict=True))
         return np.array([chances[kind] for kind in kinds], dtype=float)

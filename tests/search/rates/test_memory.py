@@ -115,3 +115,17 @@ def test_model_without_trials_predicts_no_memory_and_rules_out_nothing():
     model = MemoryModel([], capacity_bytes=CAPACITY)
     assert math.isnan(model.fraction(peak(64).params)[0])
     assert model.fits(peak(64).params)
+
+
+def test_host_memory_that_ran_out_on_a_gpu_does_not_count_as_the_gpus():
+    def loaded(workers, prefetch, batch=64):
+        return {"loader.batch_size": batch, "loader.num_workers": workers, "loader.prefetch_factor": prefetch}
+
+    fitted = Peak(params={"loader.batch_size": 32, "loader.num_workers": 0}, peak_bytes=2000.0, is_out=False)
+    out = Peak(params=loaded(8, 4), peak_bytes=None, is_out=True, is_host=True)
+    model, without = (MemoryModel(peaks, capacity_bytes=CAPACITY) for peaks in ([fitted, out], [fitted]))
+    assert all(model.is_known_out(params) for params in (loaded(8, 4), loaded(16, 8, batch=128)))
+    less = [loaded(4, 4), loaded(8, 2), loaded(8, 4, batch=32), {"loader.batch_size": 256, "loader.num_workers": 0}]
+    assert model.chances(less) == pytest.approx(without.chances(less))
+    assert model.chance(loaded(8, 4)) == 0.0
+    assert MemoryModel([fitted, out], capacity_bytes=CAPACITY, is_cpu=True).is_known_out(loaded(4, 4)), "it is the step's memory"
