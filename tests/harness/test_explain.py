@@ -333,12 +333,12 @@ def test_graph_breaks_and_recompilations_are_reported_with_place_and_reason() ->
         return x * 2
 
     torch._dynamo.reset()
-    compile_s = compiling.compile_seconds()
+    compilations = compiling.Compilations()
     try:
         function = torch.compile(broken, backend="eager", dynamic=False)
         for size in (3, 4, 5):
             function(torch.ones(size))
-        found = compiling.compiled(Sources(), compile_s)
+        found = compilations.result(Sources())
     finally:
         torch._dynamo.reset()
     assert found is not None
