@@ -136,8 +136,9 @@ class Evidence:
 
     @property
     def samples(self) -> float:
-        """Samples of a step over all ranks."""
-        return math.fsum(one.samples / max(1, one.steps) for one in self.lines)
+        """Samples of a step over all ranks. A rank without a document is assumed to have as many as the others on average."""
+        known = [one.samples / max(1, one.steps) for one in self.lines]
+        return math.fsum(known) * max(1.0, self.first.world_size / len(known)) if known else 0.0
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
         """Converts a rate of the trial into seconds per step; None without a rate, or if the pass counts in another unit."""

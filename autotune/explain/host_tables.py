@@ -30,7 +30,8 @@ STAGE_COLUMNS = {
     "rank": "rank of the process", "stage": "stage of the input pipeline", "where": "main or worker",
     "seconds": "wall seconds per sample", "cpu_s": "CPU seconds per sample",
     "blocked_s": "seconds per sample spent blocked: neither running on a CPU nor waiting for one",
-    "share_frac": "share of the seconds of all stages with the same `where`", "count": "samples that were timed",
+    "share_frac": "share of the seconds of all stages with the same `where`",
+    "count": "calls that were timed; a call of item or collate makes a batch",
     "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples per second without waits",
     "num_workers": "workers that the loader has", **_PLACE,
 }  # fmt: skip
@@ -76,11 +77,12 @@ def step_s(lines: Lines) -> float:
 def demand_per_s(lines: Lines) -> float | None:
     """Returns D, the samples per second that the program would use if it never waited for the loader; None if unknown.
 
-    A sample is an item of the loader's batch if the batch size is known, even if the rate is counted in another unit, such as
-    tokens.
+    A step may take several batches, as in gradient accumulation. If the rate is counted in another unit than samples, such as
+    tokens, a step is assumed to take one batch of the loader.
     """
     busy_s = step_s(lines) - (lines.wait_s or 0.0)
-    samples = float(lines.batch_size) if lines.batch_size else (lines.samples / lines.steps if lines.steps else 0.0)
+    a_step = lines.samples / lines.steps if lines.steps else 0.0
+    samples = float(lines.batch_size) if lines.batch_size and not (a_step and lines.unit == "samples") else a_step
     return samples / busy_s if samples and busy_s > 0 else None
 
 
@@ -156,7 +158,9 @@ def _sync_rows(document: Lines) -> Iterable[Row]:
 def _compile_rows(document: Lines) -> Iterable[Row]:
     compiled = document.compiled or Compiled()
     for kind, items in (("recompilation", compiled.recompilations), ("graph break", compiled.graph_breaks)):
-        yield from ({"kind": kind, **{name: item.get(name) for name in list(COMPILE_COLUMNS)[2:]}} for item in items)
+        names = list(COMPILE_COLUMNS)[2:]
+        for item in items:  # a graph break has no function
+            yield {"kind": kind, **{name: item.get(name) for name in names}, "function": item.get("function") or ""}
 
 
 def _stage_rows(document: Lines) -> Iterable[Row]:

@@ -20,10 +20,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SHAPE: dict[str, Any] = {"name": text, "title": text, "columns": {ANY: text}, "rows": [{}], "notes": [text]}
 # Types of the cells of a column, for all columns whose cells are not (None, number).
 _CELLS: dict[str, Any] = {
-    "rank": whole_number, "line": whole_number, "is_own": flag, "is_slowest": flag, "dtype": (None, text),
+    "rank": whole_number, "line": whole_number, "is_own": flag, "is_slowest": flag,
+    **dict.fromkeys(("dtype", "grid", "block"), (None, text)),
     **dict.fromkeys(
         ("file", "function", "text", "phase", "where", "callee", "stage", "kind", "reason", "category", "module", "class",
-         "kernel", "operator", "shapes", "precision", "grid", "block", "tensor_core_used", "tensor_core_eligible",
+         "kernel", "operator", "shapes", "precision", "tensor_core_used", "tensor_core_eligible",
          "device", "flops_from", "peak_source", "bound", "measured_by"),
         text,
     ),

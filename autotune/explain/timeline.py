@@ -24,7 +24,7 @@ class Rectangle:
     """One rectangle.
 
     Attributes:
-        lane: "phases", "training thread", "autograd thread 1", "stream 7", ...
+        lane: "phases", "training thread", "autograd thread 1", "stream 7" (with several GPUs, "GPU 1 stream 7"), ...
         name: name of the event that it shows, or of the longest if it shows several events.
         start_s: seconds from the start of the step.
         seconds: its length.
@@ -82,13 +82,16 @@ def _operators(trace: Trace, host: Host) -> Iterator[Rectangle]:
 
 def _device(trace: Trace, host: Host) -> Iterator[Rectangle]:
     widths = kernel_widths(trace, host)
-    for event in np.flatnonzero(trace.is_of(*DEVICE)).tolist():
+    events = np.flatnonzero(trace.is_of(*DEVICE)).tolist()
+    gpus = {trace.lanes[trace.threads[event]][0] for event in events}
+    for event in events:
         name = trace.texts[trace.names[event]]
         if trace.categories[event] == KERNEL:
             category = COLLECTIVES if COLLECTIVE.search(name) else WIDTHS[int(widths[event])]
         else:
             category = copy_kind(name) if trace.categories[event] == COPY else "d2d"
-        yield _rectangle(trace, event, f"{STREAM} {trace.lanes[trace.threads[event]][1]}", category)
+        gpu, stream = trace.lanes[trace.threads[event]]
+        yield _rectangle(trace, event, f"{f'GPU {gpu} ' if len(gpus) > 1 else ''}{STREAM} {stream}", category)
 
 
 def _rectangle(trace: Trace, event: int, lane: str, category: str) -> Rectangle:

@@ -20,6 +20,7 @@ class Window:
     Attributes:
         meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
+        plain_s: in mode "explain", seconds of every step that contains no evaluation.
         wait_s, busy_s, step_s: sums of these fields of `clock.Finished` over the window's steps.
         is_full: whether the measurement is complete, so that the program may end.
         is_cut_off: whether the window was ended for lack of time.
@@ -29,6 +30,7 @@ class Window:
         self._context = context
         self.meter: Optional[Meter] = None
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
+        self.plain_s: List[float] = []
         self.wait_s = self.busy_s = self.step_s = 0.0
         self.is_full = self.is_cut_off = False
         self._last_seen: Any = None
@@ -86,7 +88,9 @@ class Window:
             return
         steps = self._without_last_held(steps)
         if context.explained is not None:
-            self._warm_up(meter, [step for step in steps if not step.is_foreign])
+            steps = [step for step in steps if not step.is_foreign]
+            self.plain_s += [step.step_s for step in steps]
+            self._warm_up(meter, steps)
             return
         # Foreign steps (`Finished.is_foreign`) are not training time. But if no loader feeds the steps, what looks like an
         # evaluation may be a rollout, which is part of the training.

@@ -613,6 +613,13 @@ def test_recompilation_of_a_whole_model_is_located_at_the_line_that_calls_it():
     assert top(made.evidence(documents)).where == "train.py:70"
 
 
+def test_a_rank_without_a_document_does_not_make_the_pass_seem_slow():
+    one_of_two = made.evidence(made.lines(world_size=2), record=made.record(value=640.0))
+    assert one_of_two.slowdown == pytest.approx(1.0)
+    both = made.evidence(made.lines(world_size=2), made.lines(rank=1, world_size=2), record=made.record(value=640.0))
+    assert both.slowdown == pytest.approx(1.0)
+
+
 def test_recompilation_within_the_observed_steps_is_found():
     again = {
         "file": "/home/me/model.py",
@@ -628,7 +635,7 @@ def test_recompilation_within_the_observed_steps_is_found():
     documents = made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0), phases_s=phases)
     gain = top(made.evidence(documents)).gain
     assert (gain.low, gain.mid, gain.high) == pytest.approx((100 / 90 - 1, 100 / 77.5 - 1, 100 / 72 - 1))
-    assert "size mismatch" in finding.evidence
+    assert finding.evidence == "4 recompilations so far; compiling takes 20.0 ms per step in 50 observed steps: size mismatch"
 
 
 def test_graph_breaks_cost_at_least_the_lines_that_break():

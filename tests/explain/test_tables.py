@@ -13,7 +13,7 @@ from autotune.errors import Unreadable
 from autotune.explain.passes import read_document, read_passes
 from autotune.explain.table import Table
 from autotune.explain.tables import TRACE_TABLES, explained, read_tables, write_tables
-from autotune.harness.explain.documents import Line, Lines, document_file, trace_file
+from autotune.harness.explain.documents import Compiled, Line, Lines, document_file, trace_file
 from autotune.masking import Secrets
 from tests.explain.kineto import ALL_REDUCE, GEMM, Kineto
 from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
@@ -63,6 +63,14 @@ def test_number_of_workers_needed_follows_from_demand_and_service_time(tmp_path:
     assert (rows["decode"]["workers_needed"], rows["decode"]["share_frac"]) == (1, pytest.approx(0.8))
     assert (rows["decode"]["file"], rows["decode"]["line"]) == ("/p/data.py", 7)
     assert (rows["all"]["cpu_s"], rows["all"]["blocked_s"]) == (None, pytest.approx(0.001))
+
+
+def test_demand_counts_all_batches_of_a_step_that_accumulates_gradients(tmp_path: Path) -> None:
+    found = explained([write(tmp_path, lines(samples=640.0))]).tables  # four batches of 16 a step: 800 samples per second
+    rows = {row["stage"]: row for row in found.rows("stages")}
+    assert (rows["decode"]["workers_needed"], rows["all"]["workers_needed"]) == (4, 5)
+    tokens = explained([write(tmp_path, lines(samples=640.0, unit="tokens"))]).tables
+    assert {row["stage"]: row["workers_needed"] for row in tokens.rows("stages")}["all"] == 2
 
 
 def test_mfu_divides_the_flops_per_second_of_an_unprofiled_step_by_the_measured_peak(tmp_path: Path) -> None:
@@ -292,6 +300,37 @@ def test_tables_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert {path.name for path in written} >= {"breakdown.csv", "breakdown.json", "tables.json"}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "explain" / "breakdown.csv").read_text())))
     assert sum(float(row["seconds"]) for row in rows) == pytest.approx(0.1)
+
+
+def test_tables_with_unknown_texts_are_read_back(tmp_path: Path) -> None:
+    breaks = [{"file": "/p/model.py", "line": 9, "reason": "print", "count": 1}]
+    write(tmp_path, lines(compiled=Compiled(graph_breaks=breaks)), traced(device="cuda"))
+    made = Kineto()
+    made.step(1, 0, 100)
+    made.operator("aten::mm", 10, 40)
+    made.kernel(GEMM, 20, 10, launched=12, grid=None, block=None)
+    made.write(tmp_path / trace_file(0))
+    found = explained([tmp_path]).tables
+    write_tables(found, tmp_path)
+    assert {"compile", "kernels"} <= set(found.tables)
+    assert read_tables(tmp_path) == found
+
+
+def test_a_damaged_document_is_not_called_missing(tmp_path: Path) -> None:
+    write(tmp_path, lines(0, 2), lines(1, 2))
+    (tmp_path / document_file("lines", 1)).write_text("{")
+    assert read_passes([tmp_path]).absent["lines"] == ["rank 1: explained.lines.rank1.json: not JSON, or cut short"]
+
+
+def test_streams_of_several_gpus_have_lanes_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, traced(device="cuda"))
+    made = Kineto()
+    made.step(1, 0, 100)
+    for gpu in (0, 1):
+        made.kernel(GEMM, 20, 40)
+        made.events[-1]["pid"] = gpu
+    made.write(tmp_path / trace_file(0))
+    assert [each.lane for each in explained([tmp_path]).tables.timeline] == ["GPU 0 stream 7", "GPU 1 stream 7"]
 
 
 def test_an_unreadable_table_is_listed_as_absent(tmp_path: Path) -> None:

@@ -28,34 +28,45 @@ class Profiler:
     profiler = SimpleNamespace(kineto_results=None)
 
     def __init__(self, **_: Any) -> None:
-        pass
+        self.step_num = 0
 
     def start(self) -> None:
         Profiler.teardown.append(os.environ.get("TEARDOWN_CUPTI"))
         Profiler.now_s += START_S
 
     def step(self) -> None:
-        pass
+        self.step_num += 1
 
     def stop(self) -> None:
         Profiler.now_s += STOP_S
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> TracePass:
-    """A pass "trace" on the second GPU that has traced as many steps as it wants."""
+def began(monkeypatch: pytest.MonkeyPatch) -> TracePass:
+    """A pass "trace" on the second GPU that has traced its first step, and the next one has begun."""
     monkeypatch.setattr(Profiler, "now_s", 0.0)
     monkeypatch.setattr(Profiler, "teardown", [])
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
     monkeypatch.setattr(torch.profiler, "profile", Profiler)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
     monkeypatch.setattr(trace, "time", SimpleNamespace(perf_counter=lambda: Profiler.now_s))
-    made = TracePass(context(device_index=1))
+    monkeypatch.setattr(TracePass, "_exported", lambda _: "")
+    monkeypatch.setattr(trace, "peaks", lambda *_: {})
+    made = TracePass(context(device_index=1, rank=0))
+    made._marks = made._syncs = SimpleNamespace(between_steps=None, uninstall=lambda: None)  # type: ignore[assignment]
     made._start()
-    while not made.is_over:
-        Profiler.now_s += STEP_S
-        made._next()
+    Profiler.now_s += STEP_S
+    made._next()
     return made
+
+
+@pytest.fixture
+def traced(began: TracePass) -> TracePass:
+    """A pass that has traced as many steps as it wants."""
+    while not began.is_over:
+        Profiler.now_s += STEP_S
+        began._next()
+    return began
 
 
 def test_cupti_is_not_torn_down_between_two_traces(traced: TracePass) -> None:
@@ -65,6 +76,41 @@ def test_cupti_is_not_torn_down_between_two_traces(traced: TracePass) -> None:
 def test_time_of_profiled_steps_excludes_the_stop_of_the_profiler(traced: TracePass) -> None:
     assert traced._num_steps == MIN_STEPS
     assert traced._seconds == pytest.approx(MIN_STEPS * STEP_S)
+
+
+def test_whole_step_is_left_out_if_an_epoch_began_in_it_after_an_evaluation(began: TracePass) -> None:
+    while not began.is_over:
+        if began._num_steps % 2 == 0:
+            Profiler.now_s += 1.0  # the evaluation
+            began.leave_out(0.0, 0.0)
+        Profiler.now_s += STEP_S
+        began._next()
+    found = began.finish()
+    assert found is not None
+    assert (found.steps, found.left_out) == (MIN_STEPS, list(range(0, 2 * MIN_STEPS, 2)))
+    assert found.step_s == pytest.approx(STEP_S)
+
+
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_step_in_which_the_program_ends_is_left_out(began: TracePass, is_evaluated: bool) -> None:
+    Profiler.now_s += STEP_S
+    began._next()
+    Profiler.now_s += 30.0  # a last evaluation
+    if is_evaluated:
+        began.leave_out(0.0, 0.0)
+    found = began.finish()
+    assert found is not None
+    assert (found.steps, found.left_out) == (1, [1])
+    assert found.step_s == pytest.approx(STEP_S)
+
+
+def test_last_step_counts_if_the_program_ends_right_after_it(began: TracePass) -> None:
+    Profiler.now_s += STEP_S
+    began._marks.between_steps = began._next
+    found = began.finish()
+    assert found is not None
+    assert (found.steps, found.left_out) == (1, [])
+    assert found.step_s == pytest.approx(STEP_S)
 
 
 def test_samples_of_steps_that_the_gpu_has_not_finished_are_estimated() -> None:

@@ -6,6 +6,7 @@ import operator
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
+from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .. import members
@@ -35,6 +36,16 @@ def storage_of(tensor: Any) -> Tuple[int, int]:
         return int(storage.data_ptr()), int(storage.nbytes())
     except Exception:  # a sparse, nested or functional tensor
         return 0, 0
+
+
+def bytes_of(tensor: Any) -> int:
+    """Returns the bytes of a tensor itself; 0 for a tensor without storage.
+
+    Several tensors may share a storage: the gradients in a bucket of DistributedDataParallel, the weights of an LSTM on a GPU.
+    """
+    size = storage_of(tensor)[1]
+    local = members.local(tensor) if size else None
+    return 0 if local is None else min(size, Tensor.numel(local) * Tensor.element_size(local))
 
 
 class Saved:
@@ -97,11 +108,11 @@ class Activations:
 
     def count_gradients(self) -> None:
         """Counts the existing gradients. Also called when a forward pass begins, because the program may have cleared them."""
-        self._gradients = {id(each): storage_of(each.grad)[1] for each in self._parameters if each.grad is not None}
+        self._gradients = {id(each): bytes_of(each.grad) for each in self._parameters if each.grad is not None}
         self._gradient_sum = sum(self._gradients.values())
 
     def _gradient_came(self, parameter: Any) -> None:
-        size = storage_of(parameter.grad)[1] if parameter.grad is not None else 0
+        size = bytes_of(parameter.grad) if parameter.grad is not None else 0
         self._gradient_sum += size - self._gradients.get(id(parameter), 0)
         self._gradients[id(parameter)] = size
         self._compare_with_peak()

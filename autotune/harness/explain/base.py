@@ -9,10 +9,10 @@ from ..context import TrialContext
 MEAN_STEPS = 50  # number of steps at the end of the warm-up that `mean_step_s` uses
 
 
-def mean_step_s(ends_s: List[float]) -> Optional[float]:
-    """Returns the mean duration of the last steps, from the times at which steps ended; None for fewer than two times."""
-    last = ends_s[-MEAN_STEPS - 1 :]
-    return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
+def mean_step_s(steps_s: List[float]) -> Optional[float]:
+    """Returns the mean duration of the last steps, given the seconds of each step; None without steps."""
+    last = steps_s[-MEAN_STEPS:]
+    return sum(last) / len(last) if last else None
 
 
 class Pass:

@@ -11,24 +11,41 @@ from .sources import HARNESS, OWN, Sources
 MAX_REASON = 500  # characters
 
 
-def compile_seconds() -> float:
-    """Returns the seconds that this process has spent compiling so far."""
-    return sum(_seconds(each) for each in _metrics())
+class Compilations:
+    """What torch.compile compiles from now on, except in steps that do not count."""
+
+    def __init__(self) -> None:
+        self._before = self._step_began = _metrics()
+        self._left_out: List[Any] = []
+
+    def step_begins(self) -> None:
+        """Records that what is compiled from now on belongs to the next step."""
+        self._step_began = _metrics()
+
+    def leave_out_step(self) -> None:
+        """Forgets what was compiled since the current step began, for example a model in evaluation mode."""
+        self._left_out += _new(_metrics(), self._step_began)
+
+    def result(self, sources: Sources) -> Optional[Compiled]:
+        """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
+
+        Returns None if nothing was compiled.
+
+        Args:
+            sources: determines whose code a file contains.
+        """
+        metrics = _metrics()
+        if not metrics:
+            return None
+        counted = _new(metrics, self._left_out)
+        seconds = sum(map(_seconds, _new(counted, self._before)))
+        return Compiled(_recompilations(counted, sources), _graph_breaks(sources), seconds)
 
 
-def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
-    """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
-
-    Returns None if nothing was compiled.
-
-    Args:
-        sources: determines whose code a file contains.
-        seconds_before: `compile_seconds()` when the observed steps began.
-    """
-    metrics = _metrics()
-    if not metrics:
-        return None
-    return Compiled(_recompilations(metrics, sources), _graph_breaks(sources), max(0.0, compile_seconds() - seconds_before))
+def _new(metrics: List[Any], known: List[Any]) -> List[Any]:
+    """Returns the metrics that are not among the known ones. Torch keeps only the latest 64, so a sum may become smaller."""
+    ids = set(map(id, known))
+    return [each for each in metrics if id(each) not in ids]
 
 
 def _metrics() -> List[Any]:

@@ -175,7 +175,7 @@ class Lines:
         phases_s: phase of STEP_PHASES -> host seconds per step; all phases together take seconds / steps.
         device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
-        num_workers, batch_size: of the training loader; None if unknown.
+        num_workers, batch_size: of the training loader; None if unknown. If an item is a whole batch, batch_size is its samples.
         num_samples: number of samples that the line sampler took of the training thread.
         lines: lines of all phases, sorted by self_s, the largest first; at most 300 for each `where`.
         stages: of the training loader.
@@ -234,7 +234,7 @@ class Traced:
         peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" (on a GPU
             older than Ampere: "float16") -> FLOPs per second of a matrix product, "bytes" -> bytes per second of a copy. {} if
             they could not be measured.
-        left_out: numbers of the ranges in which the program evaluated its model.
+        left_out: numbers of the ranges in which the program evaluated its model, and of a last one that is not a whole step.
         notes: what could not be measured, for example because CUPTI was refused.
     """
 

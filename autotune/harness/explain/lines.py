@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import resource
 import sys
@@ -12,9 +13,10 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from ..context import TrialContext
-from . import compiling, workers
+from . import workers
 from .base import Pass, mean_step_s
-from .documents import LINES, MAIN, OTHER, Line, Lines, Stage
+from .compiling import Compilations
+from .documents import INPUT, LINES, MAIN, OTHER, Line, Lines, Stage
 from .marks import DevicePhases, Marks
 from .restarts import RestartTimer
 from .sampler import LineSampler, most_of_each
@@ -48,6 +50,7 @@ class Collections:
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0
+        self._step_began = (0.0, 0)  # `seconds` and `count` when the current step began
         self._sampler = sampler
 
     def note(self, moment: str, info: Any) -> None:
@@ -60,6 +63,14 @@ class Collections:
             self.count += 1
             if threading.get_ident() == self._sampler.ident:
                 self._sampler.collected_s += seconds
+
+    def step_begins(self) -> None:
+        """Records that later collections belong to the next step."""
+        self._step_began = (self.seconds, self.count)
+
+    def leave_out_step(self) -> None:
+        """Forgets the collections since the current step began."""
+        self.seconds, self.count = self._step_began
 
 
 def samples_of(seen: List[float], num_steps: int) -> float:
@@ -114,9 +125,11 @@ class LinesPass(Pass):
         if context.loaders.num_workers():
             self._stages.install_hand_over()
         else:
+            self._stages.is_observed = context.loaders.is_training_now
             self._stages.install()
+        self._training = context.loaders.training
         self._workers = self._read_workers()
-        self._compile_s = compiling.compile_seconds()
+        self._compilations = Compilations()
         if context.world_size > 1:
             context.communication.begin(is_compiled=context.modules.num_graphs() > 0)
         self.notes += of_debugging()
@@ -131,6 +144,8 @@ class LinesPass(Pass):
 
     def _step_begins(self) -> None:
         self._restarts.step_begins()
+        self._collections.step_begins()
+        self._compilations.step_begins()
         if self._device is not None:
             self._device.step_begins()
 
@@ -139,7 +154,7 @@ class LinesPass(Pass):
         return "" if self.context.modules.is_in_evaluation else self._marks.now
 
     def _interval_s(self) -> float:
-        step_s = mean_step_s(self.context.window.steps["end_s"])
+        step_s = mean_step_s(self.context.window.plain_s)
         return SHORT_INTERVAL_S if step_s is not None and step_s < SHORT_S else INTERVAL_S
 
     def _now(self) -> Tuple[int, int, float, float]:
@@ -170,7 +185,11 @@ class LinesPass(Pass):
         if self._device is not None:
             self._device.leave_out_step()
         self._restarts.leave_out_step()
+        self._collections.leave_out_step()
+        self._compilations.leave_out_step()
         self._marks.leave_out_step()
+        if self._device is not None:
+            self._device.note(self._marks.now)  # the rest of this phase counts again
 
     def finish(self) -> Optional[Lines]:
         """See the base class."""
@@ -208,16 +227,16 @@ class LinesPass(Pass):
             unit=context.loaders.unit,
             phases_s={phase: each / num_steps for phase, each in self._marks.seconds.items()},
             device_phases_s=None if device is None else {phase: each / num_steps for phase, each in device.seconds().items()},
-            wait_s=None if training is None else (after[2] - self._before[2] - self._left_out[1]) / num_steps,
+            wait_s=None if training is None else self._wait_s(after[2]) / num_steps,
             num_workers=None if training is None else training.num_workers,
-            batch_size=None if training is None else training.batch_size,
+            batch_size=None if training is None else training.rows or training.batch_size,
             num_samples=sampler.num_samples,
             lines=most_of_each([*sampler.lines(num_steps, self._scale()), *worker_lines]),
             stages=stages,
             syncs=self._syncs.sites(num_steps),
             gc_s=self._collections.seconds / num_steps,
             gc_count=self._collections.count / num_steps,
-            compiled=compiling.compiled(self._sources, self._compile_s),
+            compiled=self._compilations.result(self._sources),
             communication=context.communication.summary(),
             busy_cpu_s=self._marks.busy_cpu_s / num_steps,
             is_stream=training is not None and training.is_stream,
@@ -225,6 +244,17 @@ class LinesPass(Pass):
             is_anomaly_mode=self._is_anomaly_mode,
             restarts=self._restarts.result(),
         )
+
+    def _wait_s(self, total_s: float) -> float:
+        """Returns for how many seconds the training thread waited for the training loader, whose waits so far are `total_s`.
+
+        If another loader has become the training loader meanwhile, the waits for all loaders count. If another thread fetches
+        the batches, the loader counts that thread's waits, but the training thread waits elsewhere.
+        """
+        input_s = self._marks.seconds[INPUT]
+        if self.context.loaders.training is not self._training:
+            return input_s
+        return max(0.0, min(total_s - self._before[2] - self._left_out[1], input_s))
 
     def _scale(self) -> Dict[str, float]:
         """Returns phase -> its measured seconds divided by its sampled seconds."""
@@ -237,10 +267,33 @@ class LinesPass(Pass):
         if not self.context.loaders.num_workers():
             if own["timed"] and not self._stages.knows_delays:
                 self.notes.append(NO_DELAYS)
-            return stages_of(own, self._stages.places, MAIN, knows_delays=self._stages.knows_delays), []
+            stages = stages_of(own, self._stages.places, MAIN, knows_delays=self._stages.knows_delays)
+            return self._per_sample(stages, own), []
         stages, lines, counts = workers.between(self._workers, reading, num_steps)
         if not self._stages.knows_delays:
             self.notes.append(NO_DELAYS)
-        per_batch = counts["samples"] / max(1, counts["fetches"])
+        training = self.context.loaders.training
+        if training is None or training is not self._training:  # its batches of these steps are not known
+            return self._per_sample(stages, counts), lines
+        per_batch = counts["samples"] / counts["fetches"] if counts["fetches"] else float(training.batch_size or 1)
         own["samples"] = own["timed"] = max(1.0, self._now()[3] - self._before[3]) * per_batch
-        return [*stages, *stages_of(own, {}, MAIN, knows_delays=False)], lines
+        return self._per_sample([*stages, *stages_of(own, {}, MAIN, knows_delays=False)], counts), lines
+
+    def _per_sample(self, stages: List[Stage], counts: Dict[str, Any]) -> List[Stage]:
+        """Returns stages, whose seconds are per item of the data set, with seconds per sample: an item may be a whole batch.
+
+        Args:
+            stages: the stages.
+            counts: the loader's fetches, and the items in them, as in `Stages.counts`.
+        """
+        training = self.context.loaders.training
+        if training is None or not counts["samples"] or not (training.rows or training.batch_size is None):
+            return stages
+        a_batch = training.rows or training.total_samples / max(1.0, training.total_batches)
+        by = a_batch * counts["fetches"] / counts["samples"] or 1.0  # samples of an item
+
+        def divided(stage: Stage) -> Stage:
+            cpu_s, blocked_s = (each if each is None else each / by for each in (stage.cpu_s, stage.blocked_s))
+            return dataclasses.replace(stage, seconds=stage.seconds / by, cpu_s=cpu_s, blocked_s=blocked_s)
+
+        return list(map(divided, stages))

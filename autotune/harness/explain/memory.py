@@ -14,7 +14,7 @@ from .. import batches, members
 from ..context import TrialContext
 from ..gradient_state import parameters_of
 from . import allocations
-from .activations import Activations, Running, Storages, storage_of
+from .activations import Activations, Running, Storages, bytes_of, storage_of
 from .base import Pass
 from .documents import FORWARD, INPUT, MEMORY, TRANSFER, Memory
 from .flops import StepFlops, plain_name
@@ -25,6 +25,8 @@ from .syncs import SyncSites
 COMPILED = "activations of compiled code: not known, because compiled code does not show what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
 NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits"
+EVALUATED = "the program evaluated its model in each of the steps that were observed for this"
+MOST_COUNTED = 4  # after this many steps in which the program evaluated its model, FLOPs stay unknown
 
 
 class MemoryPass(Pass):
@@ -41,6 +43,8 @@ class MemoryPass(Pass):
         self._running: Optional[Running] = None
         self._flops: Optional[StepFlops] = None
         self._flops_samples = 0.0
+        self._is_left_out = False  # whether the program evaluated its model since the last step
+        self._num_left_out = 0  # such steps among those whose FLOPs were to be counted
 
     def begin(self) -> None:
         """See the base class."""
@@ -78,8 +82,15 @@ class MemoryPass(Pass):
         if phase == FORWARD and self._saved is not None:
             self._saved.count_gradients()
 
+    def leave_out(self, samples: float, wait_s: float) -> None:
+        """See the base class. Only the FLOPs are counted again, in the next step."""
+        self._is_left_out = True
+
     def step_done(self) -> None:
         """See the base class."""
+        is_left_out, self._is_left_out = self._is_left_out, False
+        if is_left_out and self._flops is not None and not self.is_over and self._count_again(self._flops):
+            return
         self._num_steps += 1
         if self._num_steps == 1:
             self._allocations.begin_second()
@@ -119,6 +130,17 @@ class MemoryPass(Pass):
         except Exception as error:
             self.notes.append(NO_FLOPS.format(f"{type(error).__name__}: {error}"))
             self._flops = None
+
+    def _count_again(self, flops: StepFlops) -> bool:
+        """Discards the FLOPs of a step with an evaluation; returns whether those of the next step are counted instead."""
+        flops.end()
+        self._flops = None
+        self._num_left_out += 1
+        if self._num_left_out < MOST_COUNTED:
+            self._begin_flops()
+        else:
+            self.notes.append(NO_FLOPS.format(EVALUATED))
+        return self._flops is not None
 
     def _end_flops(self) -> None:
         if self._flops is not None:
@@ -190,7 +212,7 @@ class MemoryPass(Pass):
                 "module": name,
                 "class": type(module).__name__,
                 "activations": saved.by_module.get(name, 0),
-                "parameters": known + sum(storage_of(each)[1] for each in own),
+                "parameters": known + sum(map(bytes_of, own)),
                 "flops": flops.get(name, 0.0),
             }
         shown = [row for row in rows.values() if row["activations"] or row["parameters"] or row["flops"]]

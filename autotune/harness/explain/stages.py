@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from ..patches import Patch, patches, replace_of_object
 from ..worker import OWN_DELAYS, _delays, read_together
@@ -52,6 +52,7 @@ class Stages:
         num_fetches, num_samples: batches made, and samples requested from the data set.
         num_timed: samples of the batches that were timed.
         is_fetching: whether a batch is being made.
+        is_observed: returns whether the batch that is about to be made belongs to the loader whose stages are timed.
         totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, CPU seconds of others, calls], of timed batches.
             The others are this process's child processes and, in a worker, its other threads.
         places: stage -> file, line and function of its code.
@@ -65,6 +66,7 @@ class Stages:
         self.knows_delays = os.path.exists(OWN_DELAYS)
         self.num_fetches = self.num_samples = self.num_timed = 0
         self.is_fetching = self._is_timing = False
+        self.is_observed: Callable[[], bool] = lambda: True
         self._one_in = 1
         self.totals: Dict[str, List[float]] = {}
         self.places: Dict[str, Place] = {}
@@ -101,7 +103,7 @@ class Stages:
         """Returns a fetcher's `fetch` wrapped so that a batch is timed."""
 
         def timed_fetch(fetcher: Any, index: Any) -> Any:
-            if self.is_fetching or threading.get_ident() != self._thread:
+            if self.is_fetching or threading.get_ident() != self._thread or not self.is_observed():
                 return fetch(fetcher, index)
             num = len(index) if isinstance(index, (list, tuple)) else 1
             self.num_fetches += 1

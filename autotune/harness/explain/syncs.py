@@ -114,7 +114,8 @@ class SyncSites:
         def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return function(tensor, *args, **kwargs)
-            if not self._is_on or self._is_inside or marks.now != OTHER or threading.get_ident() != marks.thread:
+            is_ours = self._is_on and not self._is_inside and marks.now == OTHER and threading.get_ident() == marks.thread
+            if not is_ours or self._context.modules.is_in_evaluation:
                 return function(tensor, *args, **kwargs)
             device, _, non_blocking, _ = where_to(*as_to(*args, **kwargs)) if is_cuda else where_to(args, kwargs)
             source = tensor.device.type

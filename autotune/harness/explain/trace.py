@@ -41,11 +41,12 @@ class TracePass(Pass):
         self._begun_s = self._step_begun_s = self._seconds = 0.0
         self._left_out: List[int] = []  # numbers of steps with an evaluation, and how long they took
         self._left_out_s = 0.0
+        self._is_left_out = False  # whether the current step is the last of these
 
     def begin(self) -> None:
         """See the base class."""
         context = self.context
-        self._plain_step_s = mean_step_s(context.window.steps["end_s"])
+        self._plain_step_s = mean_step_s(context.window.plain_s)
         self._marks = Marks(context)
         self._marks.on_change = self._enter
         self._syncs = SyncSites(context, self._marks, Sources())  # it also marks copies of batches to the device as a phase
@@ -64,9 +65,9 @@ class TracePass(Pass):
     def leave_out(self, samples: float, wait_s: float) -> None:
         """See the base class."""
         is_traced = self._profiler is not None and self._marks.between_steps is None and not self.is_over
-        if is_traced and 2 * len(self._left_out) < self._num_steps + 1:  # at least half of the steps are kept
+        if is_traced and not self._is_left_out and 2 * len(self._left_out) < self._num_steps + 1:  # at least half are kept
             self._left_out.append(int(self._profiler.step_num))
-            self._left_out_s += time.perf_counter() - self._step_begun_s
+            self._is_left_out = True
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -84,9 +85,16 @@ class TracePass(Pass):
         self._num_steps, self._begun_s, self._left_out, self._left_out_s = 0, time.perf_counter(), [], 0.0
         self._step_begun_s = self._begun_s
 
+    def _step_over(self) -> None:
+        """Counts the current step, which is over."""
+        self._num_steps += 1
+        if self._is_left_out:
+            self._left_out_s += time.perf_counter() - self._step_begun_s
+            self._is_left_out = False
+
     def _next(self) -> None:
         self._leave()
-        self._num_steps += 1
+        self._step_over()
         elapsed_s = time.perf_counter() - self._begun_s
         if self._num_wanted is None:
             self._stop()
@@ -125,9 +133,13 @@ class TracePass(Pass):
     def finish(self) -> Optional[Traced]:
         """See the base class."""
         self._leave()
+        is_between = self._marks.between_steps is not None
+        if self._profiler is not None and not self.is_over and is_between:
+            self._step_over()
         if self._profiler is None or self._num_wanted is None or not (self._num_steps or self.is_over):
             self._uninstall()
             return None
+        unfinished = [] if self.is_over or is_between else [self._unfinished()]
         if not self.is_over:
             self._stop()
         self._uninstall()
@@ -144,10 +156,17 @@ class TracePass(Pass):
             file=file,
             steps=num_steps,
             step_s=(self._seconds - self._left_out_s) / num_steps,
-            left_out=self._left_out,
+            left_out=[*self._left_out, *unfinished],
             plain_step_s=self._plain_step_s,
             peaks=self.tried("the device's peaks", lambda: peaks(context.device, context.device_index)) if self.is_over else {},
         )
+
+    def _unfinished(self) -> int:
+        """Leaves out the current step, which is not over, and returns its number."""
+        if self._is_left_out:
+            self._left_out.pop()  # it is not among the finished steps
+        self._left_out_s += time.perf_counter() - self._step_begun_s
+        return int(self._profiler.step_num)
 
     def _uninstall(self) -> None:
         self._marks.uninstall()

@@ -1,0 +1,74 @@
+"""The pass "memory" counts tensors that share a storage once, and no FLOPs of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.harness.explain.activations import Activations, bytes_of
+from autotune.harness.explain.memory import EVALUATED, MOST_COUNTED, MemoryPass
+from tests.harness.contexts import context
+
+
+def test_gradients_that_share_a_bucket_are_counted_once() -> None:
+    """With gradient_as_bucket_view, DistributedDataParallel makes each gradient a view into a bucket."""
+    bucket, weights = torch.zeros(100), [nn.Parameter(torch.ones(50)) for _ in range(2)]
+    for number, weight in enumerate(weights):
+        weight.grad = bucket[50 * number : 50 * number + 50]
+    found = Activations(weights, set(), str, lambda _: False)
+    found.install()
+    sum(weight.sum() for weight in weights).backward()  # type: ignore[union-attr]
+    found.uninstall()
+    assert found.gradient_bytes == 400
+    assert bytes_of(torch.ones(1).expand(50)) == 4
+
+
+def test_weights_that_share_a_buffer_are_counted_once_by_module() -> None:
+    """On a GPU, all weights of an LSTM are views into one buffer."""
+    module, buffer = nn.Module(), torch.zeros(100)
+    for number in range(2):
+        module.register_parameter(f"weight{number}", nn.Parameter(buffer[50 * number : 50 * number + 50]))
+    memory = MemoryPass(context(device="cpu"))
+    memory._roots = [module]
+    (row,) = memory._by_module(SimpleNamespace(by_module={}))  # type: ignore[arg-type]
+    assert row["parameters"] == 400
+
+
+@pytest.fixture
+def counting() -> Iterator[MemoryPass]:
+    """A pass that has begun to count FLOPs."""
+    memory = MemoryPass(context(device="cpu", window=SimpleNamespace(steps={"samples": [8.0]})))
+    memory._num_steps = 3
+    memory._begin_flops()
+    yield memory
+    if memory._flops is not None and not memory.is_over:
+        memory._flops.end()
+
+
+def test_flops_of_a_step_with_an_evaluation_are_counted_again(counting: MemoryPass) -> None:
+    model, batch = nn.Linear(4, 4), torch.ones(8, 4)
+    with torch.no_grad():
+        model(torch.ones(1000, 4))
+    model(batch).sum().backward()
+    counting.leave_out(8.0, 0.0)
+    counting.step_done()
+    assert not counting.is_over
+    model(batch).sum().backward()
+    counting.step_done()
+    assert counting.is_over
+    assert counting._flops is not None
+    assert counting._flops.total == 2 * (2 * 8 * 4 * 4)  # the input needs no gradient
+
+
+def test_flops_stay_unknown_if_each_step_contains_an_evaluation(counting: MemoryPass) -> None:
+    for _ in range(MOST_COUNTED):
+        assert not counting.is_over
+        counting.leave_out(8.0, 0.0)
+        counting.step_done()
+    assert counting.is_over
+    assert counting._flops is None
+    assert EVALUATED in counting.notes[0]
