@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli import show
 from autotune.cli import verdict as printed
-from autotune.cli.began import begin
 from autotune.cli.export import tier_named
 from autotune.cli.options import runs_folder
 from autotune.cli.plain import PlainLines, Quiet, View
+from autotune.cli.process_start import begin
 from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
 from autotune.export.formats import render

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune import __version__
-from autotune.cli import judging
+from autotune.cli import record_replay
 from autotune.cli.options import (
     AnyStudy,
     AsJson,
@@ -549,5 +549,5 @@ def doctor(
     return implementation.doctor(overrides or (), data=data, python=python, as_json=as_json, command=ctx.obj)
 
 
-app.command(cls=WithKeys, rich_help_panel=_PANEL_SEARCH)(judging.record)
-app.command(cls=Command, rich_help_panel=_PANEL_SEARCH)(judging.replay)
+app.command(cls=WithKeys, rich_help_panel=_PANEL_SEARCH)(record_replay.record)
+app.command(cls=Command, rich_help_panel=_PANEL_SEARCH)(record_replay.replay)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.cli.began import begin, silence
+from autotune.cli.process_start import begin, silence
 from autotune.errors import AutotuneError, BadInput, Interrupted
 from autotune.plain_text import escaped, plain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune import wording
 from autotune.cli import verdict
-from autotune.cli.began import silence
+from autotune.cli.process_start import silence
 from autotune.plain_text import plain
 from autotune.quantities import bytes_text, clock_text, number_text, rate_with_interval_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord

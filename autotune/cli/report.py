@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cli import began
+from autotune.cli import process_start
 from autotune.cli.output import STDOUT, check_ours, encoded, output_file, write, write_bytes
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
@@ -101,7 +101,7 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
         problems.append(
             "--json: with -o - the report itself goes to standard output, got both. Give -o FILE, or leave out --json."
         )
-    if asked.output == STDOUT and (not sys.stdout or "stdout" in began.closed):
+    if asked.output == STDOUT and (not sys.stdout or "stdout" in process_start.closed):
         problems.append("--output: standard output is closed, got '-'. Give -o FILE.")
     named = output_file(asked.output, REPORT)
     if asked.picture and named and os.path.abspath(asked.picture) == os.path.abspath(named):

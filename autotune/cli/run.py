@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import autotune
-from autotune.cli.began import began_s
+from autotune.cli.process_start import began_s
 from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import Outlasted, can_redraw, console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
@@ -150,15 +150,15 @@ def judge(verification: dict[str, Any]) -> None:
         ClaimBroken: the claim does not hold on this machine now.
         NotMeasured: no round was completed.
     """
-    from autotune.report import claims
+    from autotune.report import verification_rows
 
     if verification["verdict"] == "no longer holds":
-        raise ClaimBroken(claims.broken(verification))
+        raise ClaimBroken(verification_rows.broken(verification))
     if verification["verdict"] == "ambiguous" and not verification.get("now"):
         reason = verification.get("reason") or "no round was completed"
         raise NotMeasured(f"{verification['file']}: not measured: {reason}. Give it more time: --minutes 15.")
     if verification["verdict"] == "ambiguous":
-        print(plain(f"autotune: {verification['file']}: {claims.explanation(verification)}"), file=sys.stderr)
+        print(plain(f"autotune: {verification['file']}: {verification_rows.explanation(verification)}"), file=sys.stderr)
 
 
 def interrupted(folder: StudyFolder, why: str) -> Interrupted:

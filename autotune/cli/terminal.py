@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
 
-from autotune.cli.began import silence
+from autotune.cli.process_start import silence
 from autotune.plain_text import escaped_document, plain
 from autotune.records import Outcome
 

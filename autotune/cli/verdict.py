@@ -21,8 +21,6 @@ from autotune.plain_text import escaped
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
 from autotune.report.changes import change_lines, dropped_lines, missing_text, tried_text
-from autotune.report.claims import Row, compared_rows, long_rows, long_title
-from autotune.report.claims import lines as claim_lines
 from autotune.report.trials import outcomes_text
 from autotune.report.verdict import (
     advice_of,
@@ -38,6 +36,8 @@ from autotune.report.verdict import (
     tier_ratio,
     verdict_of,
 )
+from autotune.report.verification_rows import Row, compared_rows, long_rows, long_title
+from autotune.report.verification_rows import lines as claim_lines
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.wording import (

@@ -27,8 +27,8 @@ from autotune.knobs.catalogue import knob
 from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.trials.budget import without_window_s
-from autotune.trials.finite import loss_words
 from autotune.trials.losses import MIN_STEPS, Comparison, Verdict, compare
+from autotune.trials.not_finite import loss_words
 from autotune.trials.objective import UNCHECKED
 from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase

@@ -11,7 +11,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     context.py                the shared facts about the trial; lets the harness's objects find each other
     patches.py                the only place that replaces functions or the class of an nn.Module; also calls functions when a
                               Python module is imported
-    keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
+    guarded_files.py          keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
     libraries.py              which libraries the warm server may import for the program, besides torch
     applied.py, sites.py      apply a file's knobs to a real run, report what took effect, then leave the program alone
@@ -38,7 +38,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     interval.py               how far the window's rate may be from the truth (pure)
     blocks.py                 rates of blocks of steps; whether the step time keeps changing (pure)
     process.py                facts and memory of the process
-    away.py                   writes the stacks of a process to which the tuner cannot send a signal
+    stack_requests.py         writes the stacks of a process to which the tuner cannot send a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  how long ranks wait for communication, and its bandwidth
     explain/                  mode "explain": passes that show where time and memory go, one file for each pass. base.py defines
@@ -59,14 +59,14 @@ def wake(spec_path: str) -> None:
     Args:
         spec_path: the value of the environment variable protocol.SPEC_VARIABLE.
     """
-    from . import boot, keeping, protocol
+    from . import boot, guarded_files, protocol
 
     if not protocol.is_real_run(os.environ):  # a real run needs none of the following
         boot.note_start()
         boot.answer_stack_requests()
         boot.sign_in(spec_path)
         boot.keep_records_away()
-        keeping.keep(os.path.dirname(spec_path))
+        guarded_files.keep(os.path.dirname(spec_path))
     boot.wait_for_torch(spec_path)
 
 

@@ -1,7 +1,8 @@
 """Holds what the harness knows about particular libraries: training frameworks, models and trackers.
 
 Other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones. Exceptions:
-explain/stages.py and explain/kept.py know functions that read and decode images and audio, knobs/float8.py knows torchao.
+explain/stages.py and explain/kept_results.py know functions that read and decode images and audio; knobs/float8.py knows
+torchao.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List
 
-from . import adapters, keeping, protocol, state
+from . import adapters, guarded_files, protocol, state
 from .patches import Awaited, patches
 
 READ_BY_COMPILER = ("TORCH", "PYTORCH", "TRITON")  # prefixes of the variables that torch's compiler reads when it is imported
@@ -69,7 +69,7 @@ def wait_for_torch(spec_path: str) -> None:
     """Begins the session when torch is imported: by an import hook, or immediately if torch is already imported."""
     if "torch" in sys.modules:
         state.startup.clear()
-        _guarded(keeping.torch_is_there)
+        _guarded(guarded_files.torch_is_there)
         session = _guarded(_begin, spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
@@ -84,7 +84,7 @@ def wait_for_torch(spec_path: str) -> None:
         patches.on_import("torch._dynamo", _note_compiler)
         session = _guarded(_begin, spec_path)
         execute()
-        _guarded(keeping.torch_is_there)
+        _guarded(guarded_files.torch_is_there)
         if session is not None:
             _guarded(session.torch_is_there)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .phases import Phases
     from .process import MemoryWatch
     from .ranks import Communication
-    from .sharing import Sharing
+    from .ranks_per_batch import Sharing
     from .supply import Supply
     from .window import Window
     from .writes import Writes

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from . import adapters, added, batches, members, persistent, sites, worker
+from . import adapters, added_workers, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .idle_steps import IdleSteps
 from .knobs import loader as loader_knobs
@@ -262,8 +262,8 @@ class LoaderWatch:
         try:
             if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
-            if info.has_added_workers or added.is_remade(loader):
-                added.watch(loader)
+            if info.has_added_workers or added_workers.is_remade(loader):
+                added_workers.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return

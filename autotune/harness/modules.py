@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit

@@ -47,7 +47,7 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # A trial's folder for files that are removed after the trial. The program's W&B and MLflow write there, to keep the user's
 # records clean.
 SCRATCH = "scratch"
-# In the folder SCRATCH: the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
+# In the folder SCRATCH: the request for stacks of processes that the tuner cannot signal (stack_requests.py), and the answers
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 SAME_CLOCK_S = 1.0  # two monotonic clocks that seem to differ by less than this count as the same clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
@@ -286,7 +286,7 @@ class RankResult:
         loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None if backward() was not seen. The
             curve is the mean loss of each of the first optimizer steps, without gradient scaling; None for a loss that is not
             finite. If the curve is not available, it is empty, and "why_no_curve" says why.
-        scaling: {"scale", "skipped", "skipped_in_window"} of the GradScaler, the program's or the harness's own; None without one.
+        scaling: {"scale", "skipped", "skipped_in_window"} of the program's or the harness's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob that the harness can read. It is the knob's baseline.
         applicability: knob key -> why that knob cannot be changed in this program; knobs that can be changed are absent.

@@ -50,7 +50,20 @@ class Session(TrialContext):
 
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
-        from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, sharing, supply, uneven, writes
+        from . import (
+            applied,
+            gradients,
+            loaders,
+            losses,
+            modules,
+            optimizers,
+            ranks,
+            ranks_per_batch,
+            stack_requests,
+            supply,
+            uneven_inputs,
+            writes,
+        )
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -58,14 +71,14 @@ class Session(TrialContext):
         self.handlers = registry.make(self)
         for handler in self.handlers:
             handler.on_torch()
-        away.answer_by_file(self.spec)
+        stack_requests.answer_by_file(self.spec)
         if self.spec.seed is not None:
             losses.seed_everything(self.spec.seed)
         self.losses = None if self.is_applying else losses.LossWatch(self, self.spec.max_steps)
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.supply = supply.Supply(self.loaders, self.binder)
-        self.sharing = sharing.Sharing(self)
+        self.sharing = ranks_per_batch.Sharing(self)
         self.modules = modules.ModuleWatch(self)
         self.communication = ranks.Communication(self.handlers.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
@@ -80,7 +93,7 @@ class Session(TrialContext):
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         if not self.is_applying:
-            uneven.watch(self)
+            uneven_inputs.watch(self)
             patches.install(BaseProcess, "_bootstrap", self.ending.around_process)
             patches.install(os, "_exit", self.ending.around_exit)
         os.register_at_fork(after_in_child=self._forked)

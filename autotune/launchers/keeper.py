@@ -19,8 +19,8 @@ one JSON object per line, through the keeper's stdin and stdout:
             files that the trial was seen writing, anywhere; loaded: checkpoints from which it continued a training
 
 The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
-them or renaming other files over them (harness/keeping.py), which no lease can do. The harness also records which files the
-trial starts to save.
+them or renaming other files over them (harness/guarded_files.py), which no lease can do. The harness also records which files
+the trial starts to save.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from autotune.replay.table import Measurement, Table
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import configurations
-from autotune.trials.finite import NOT_FINITE
 from autotune.trials.health import ACCEPTED
+from autotune.trials.not_finite import NOT_FINITE
 
 DIGITS = 6  # significant digits of every number: far finer than clocks measure
 PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.+@-]+)+/([\w.+@-]+)")  # only the last part of a path is kept

@@ -9,7 +9,7 @@ from autotune.harness.protocol import RankResult, Spec, result_of
 from autotune.known_messages import Facts
 from autotune.launchers.base import Ended
 from autotune.replay.table import Measurement
-from autotune.trials.finite import NOT_FINITE
+from autotune.trials.not_finite import NOT_FINITE
 
 
 def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:

@@ -15,8 +15,8 @@ from markupsafe import Markup
 import autotune
 from autotune.export.claims import day
 from autotune.plain_text import visible
-from autotune.report.beside import compared
 from autotune.report.code import Code, codes
+from autotune.report.comparison import compared
 from autotune.report.drawing import breakable, inline_code, tied
 from autotune.report.figures import configurations, findings, gain, machine, memory, operators, spent, step, trials, use
 from autotune.report.figures.figure import Figure, Maker, made

@@ -14,7 +14,7 @@ from autotune.masking import is_masked
 from autotune.plain_text import one_line, shell_word
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
-from autotune.report import claims
+from autotune.report import verification_rows
 from autotune.run_dir import StudyFolder, where
 from autotune.studies import call
 from autotune.trackers.store import NONE, study_uri
@@ -126,7 +126,7 @@ def verdict_of(summary: Summary) -> str:
 def reason_of(summary: Summary) -> str:
     """Returns the reason for the verdict; "" if there is none, or if the headline contains it."""
     if verification := summary.get("verification"):
-        return claims.explanation(verification)
+        return verification_rows.explanation(verification)
     speedup = summary.get("speedup") or {}
     # Without a ratio, the headline contains the reason.
     return "" if speedup.get("ratio") is None else str(speedup.get("reason") or "")

@@ -106,12 +106,15 @@ def earlier_noise(session: Session) -> stats.Noise | None:
         return None
     found: dict[bool, list[stats.Noise | None]] = {True: [], False: []}
     own = session.about.identity
-    others = [
+    studies_here = [
         (folder, differs)
-        for folder, about in _others(session.folder.path.parent, without=session.folder.path)
-        if not any(name.startswith(MACHINE) for name in (differs := _differing(about.identity, own)))
+        for folder, differs in (
+            (folder, _differing(about.identity, own))
+            for folder, about in _others(session.folder.path.parent, without=session.folder.path)
+        )
+        if not any(name.startswith(MACHINE) for name in differs)
     ]
-    for folder, differs in others[:MAX_SOURCES]:
+    for folder, differs in studies_here[:MAX_SOURCES]:
         with contextlib.suppress(*DAMAGED):
             found[not differs].append(noise.from_json(folder.read_summary().get("noise")))
     same, other = stats.pooled(found[True]), stats.pooled(found[False])

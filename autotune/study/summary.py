@@ -23,7 +23,7 @@ from autotune.records import SCHEMA, START_PHASES, Kind, StudyRecord, Summary, T
 from autotune.study.diagnosis import diagnose
 from autotune.study.effects import needed, together, with_estimates
 from autotune.study.recording import recorded
-from autotune.trials import finite
+from autotune.trials import not_finite
 from autotune.trials.health import PAGE_CACHE, caveat, drift, shared
 from autotune.trials.objective import means
 from autotune.trials.session import configuration_key
@@ -130,7 +130,7 @@ class _Study:
             "disturbed_by": caveat(records),
             "own_share": shared(records) or None,
             "drift": None if about.recording else drift(records) or trend(records) or None,
-            "not_finite": finite.caveat(records) or None,
+            "not_finite": not_finite.caveat(records) or None,
             "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
             "cwd": about.cwd,
             "is_recipe": about.is_recipe,

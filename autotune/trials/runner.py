@@ -19,9 +19,9 @@ from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.trials import health
 from autotune.trials.events import Listener
-from autotune.trials.finite import EXCUSABLE, NOT_FINITE
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.launching import launch, meaningful
+from autotune.trials.not_finite import EXCUSABLE, NOT_FINITE
 from autotune.trials.objective import Goal
 from autotune.trials.places import Place, slot_number
 from autotune.trials.settings import memory_seen_bytes

@@ -17,10 +17,10 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from autotune.trials.budget import Budget, Costs, finals_rules, outlook, without_window_s
 from autotune.trials.events import Listener, Outlook
-from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
+from autotune.trials.not_finite import NOT_FINITE, caveat, excused
 from autotune.trials.objective import ColdCompiles
 from autotune.trials.places import Place, slot_number
 from autotune.trials.quarantine import Quarantine

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.harness.explain.documents import OPTIMIZER, OTHER
-from autotune.harness.explain.marks import Marks
+from autotune.harness.explain.phase_marks import Marks
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])

@@ -37,10 +37,10 @@ SITES = {
         harness.protocol.write_text launchers.local._prepare launchers.supervisor.Supervisor._start
     """,
     "the study or the program goes on without it": """
-        cli.main._fault harness.away._answer harness.away.answer_by_file harness.boot.sign_in
-        harness.explain.kept.leave harness.explain.skipping.for_workers harness.explain.trace.TracePass._exported
+        cli.main._fault harness.stack_requests._answer harness.stack_requests.answer_by_file harness.boot.sign_in
+        harness.explain.kept_results.leave harness.explain.skipping.for_workers harness.explain.trace.TracePass._exported
         harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
-        harness.keeping._append harness.peers.Peers._renew
+        harness.guarded_files._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
         launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget
         launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__
@@ -65,7 +65,8 @@ SITES = {
         machine.probes.__init__.Probe.__init__ report.picture._taken report.picture.take
     """,
     "the program's own writes and data, which autotune only passes on": """
-        harness.keeping.Kept._place_for harness.keeping.Kept.renaming.renamed harness.keeping.Kept.saving.saved
+        harness.guarded_files.Kept._place_for harness.guarded_files.Kept.renaming.renamed
+        harness.guarded_files.Kept.saving.saved
         machine.probes.data._own_file programs.vision.ensure_photos programs.vision.write_photos
     """,
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from autotune.harness import added, persistent
+from autotune.harness import added_workers, persistent
 from autotune.harness.patches import patches
 from autotune.harness.protocol import APPLIED, OVERRIDDEN
 from tests.harness.conftest import RULES, Trial
@@ -38,9 +38,9 @@ class Endless:
 
 @pytest.fixture(autouse=True)
 def _looks_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(added, "LOOK_S", 0.0)
-    monkeypatch.setattr(added, "MAX_COST_FRAC", 1e9)
-    added._install.cache_clear()
+    monkeypatch.setattr(added_workers, "LOOK_S", 0.0)
+    monkeypatch.setattr(added_workers, "MAX_COST_FRAC", 1e9)
+    added_workers._install.cache_clear()
     persistent._install.cache_clear()
     yield
     patches.uninstall_all()
@@ -63,39 +63,39 @@ def test_after_a_change_the_rest_of_the_iteration_is_fetched_without_workers(
 ) -> None:
     data, number = Data(), 25 if "sampler" in options else 10
     loader = DataLoader(data, num_workers=1, prefetch_factor=2, **options)
-    added.watch(loader)
+    added_workers.watch(loader)
     if options.get("persistent_workers"):
         persistent.watch(loader)
     found = seen(loader, data, number)
     assert [index for index, _, _ in found] == [each % 10 for each in range(number)]
     assert [value for _, value, _ in found] == [0] * 8 + [1] * (number - 8)  # two batches were made before the change
     assert [is_here for _, _, is_here in found] == [False] * 8 + [True] * (number - 8)
-    assert capfd.readouterr().err == f"autotune: {added.STALE}: from here on, batches are fetched without workers\n"
+    assert capfd.readouterr().err == f"autotune: {added_workers.STALE}: from here on, batches are fetched without workers\n"
     assert seen(loader, data, 10, 0) == [(index, 1, False) for index in range(10)]  # workers again, with new copies
 
 
 def test_iteration_after_a_change_has_the_usual_length() -> None:
     data = Data()
     loader = DataLoader(data, num_workers=1)
-    added.watch(loader)
+    added_workers.watch(loader)
     assert len(seen(loader, data, 99)) == 10
 
 
 def test_changed_stream_gets_only_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
     data = Stream()
     loader = DataLoader(data, batch_size=None, num_workers=1, prefetch_factor=2)
-    added.watch(loader)
+    added_workers.watch(loader)
     assert len(seen(loader, data, 99)) == 10
-    assert capfd.readouterr().err == f"autotune: {added.STALE}: set loader.num_workers=0\n"
+    assert capfd.readouterr().err == f"autotune: {added_workers.STALE}: set loader.num_workers=0\n"
 
 
 def test_loader_rebuilt_from_one_with_added_workers_is_recognised() -> None:
     data = torch.utils.data.TensorDataset(torch.zeros(4))
     first = DataLoader(data, num_workers=1)
-    added.watch(first)
-    assert added.is_remade(DataLoader(data, num_workers=1, batch_sampler=first.batch_sampler))
-    assert not added.is_remade(DataLoader(data))
-    assert not added.is_remade(DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), num_workers=1))
+    added_workers.watch(first)
+    assert added_workers.is_remade(DataLoader(data, num_workers=1, batch_sampler=first.batch_sampler))
+    assert not added_workers.is_remade(DataLoader(data))
+    assert not added_workers.is_remade(DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), num_workers=1))
 
 
 @pytest.mark.parametrize(("words", "status", "observed"), [((), OVERRIDDEN, 0), (("fixed",), APPLIED, 1)])
@@ -106,7 +106,11 @@ def test_added_workers_are_reported_as_overridden_if_the_data_set_changes(
     found = trial("late.py", *words, knobs={"loader.num_workers": 1}, rules=rules).result()
     assert found.status == "measured"
     report = found.knobs["loader.num_workers"]
-    assert (report.status, report.reason, report.observed) == (status, added.STALE if status == OVERRIDDEN else "", observed)
+    assert (report.status, report.reason, report.observed) == (
+        status,
+        added_workers.STALE if status == OVERRIDDEN else "",
+        observed,
+    )
 
 
 def sides(num_workers: int, *, are_persistent: bool = False) -> list[Any]:
@@ -116,7 +120,7 @@ def sides(num_workers: int, *, are_persistent: bool = False) -> list[Any]:
     first = DataLoader(data, 4, shuffle=True)
     second = DataLoader(data, 4, shuffle=True, num_workers=num_workers, persistent_workers=are_persistent)
     if num_workers:
-        added.watch(second)
+        added_workers.watch(second)
     if are_persistent:
         persistent.watch(second)
     pairs = itertools.chain.from_iterable(zip(first, second, strict=True) for _ in range(2))

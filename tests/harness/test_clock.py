@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.harness.clock import RUN_AHEAD, CudaClock, Finished, HostClock, make_clock
-from autotune.harness.explain.marks import MAX_EVENTS, DevicePhases, Marks
+from autotune.harness.explain.phase_marks import MAX_EVENTS, DevicePhases, Marks
 from autotune.harness.explain.sources import Sources
 from autotune.harness.explain.syncs import SyncSites
 from autotune.harness.modules import ModuleWatch

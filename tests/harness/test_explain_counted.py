@@ -20,7 +20,7 @@ from autotune.harness.explain.base import mean_step_s
 from autotune.harness.explain.compiling import Compilations
 from autotune.harness.explain.documents import HANDOVER, INPUT, ITEM, OPTIMIZER, OTHER, Lines
 from autotune.harness.explain.lines import LinesPass
-from autotune.harness.explain.marks import DevicePhases
+from autotune.harness.explain.phase_marks import DevicePhases
 from autotune.harness.explain.sources import Sources
 from autotune.harness.window import Window
 from tests.harness.contexts import context

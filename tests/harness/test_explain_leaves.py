@@ -16,7 +16,7 @@ from torch.utils.data._utils import fetch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE
-from autotune.harness.explain.marks import Marks
+from autotune.harness.explain.phase_marks import Marks
 from autotune.harness.explain.sampler import LineSampler
 from autotune.harness.explain.sources import Sources
 from autotune.harness.explain.stages import Stages

@@ -173,7 +173,7 @@ SESSION = """
 import dataclasses, inspect, os, sys, tempfile, types
 import torch, torch.utils.data, torch.distributed
 from torch.nn import parallel
-from autotune.harness import keeping, protocol
+from autotune.harness import guarded_files, protocol
 from autotune.harness.patches import patches
 from autotune.harness.session import Session
 
@@ -201,8 +201,8 @@ knobs = {"loader.non_blocking": True, "loader.device_prefetch": True, "threads.i
          "step.accumulation": 2, "optimizer.set_to_none": False, "precision.amp": "bf16"}
 spec = protocol.Spec(trial=1, nonce="n", folder=folder, knobs=knobs)
 protocol.write_json(os.path.join(folder, protocol.SPEC_FILE), spec)
-keeping.keep(folder)
-keeping.torch_is_there()
+guarded_files.keep(folder)
+guarded_files.torch_is_there()
 session = Session(os.path.join(folder, protocol.SPEC_FILE))
 session.torch_is_there()
 session.is_over = True

@@ -18,9 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from autotune.harness.explain import kept
+from autotune.harness.explain import kept_results
 from autotune.harness.explain.documents import LINES, document_file
-from autotune.harness.explain.kept import KEPT, Again, Left, Pixels, apart, copied, leave
+from autotune.harness.explain.kept_results import KEPT, Again, Left, Pixels, apart, copied, leave
 from autotune.harness.explain.skipping import (
     BATCHES,
     KEPT_CALLS,
@@ -288,7 +288,7 @@ def test_results_are_sent_to_spawned_workers_without_shared_memory_or_open_files
 
 
 def test_results_that_are_large_or_cannot_be_pickled_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LEFT_BYTES", 1 << 16)
+    monkeypatch.setattr(kept_results, "LEFT_BYTES", 1 << 16)
     known = {(name, 0): Again(list_of) for name in ("thread", "large", "row", "pixels")}
     known["thread", 0].keep(threading.Lock())
     known["large", 0].keep(torch.zeros(1 << 16))

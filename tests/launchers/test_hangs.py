@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from autotune.harness import away
+from autotune.harness import stack_requests
 from autotune.harness.protocol import STACK_SIGNAL, Spec
 from autotune.launchers.environment import PACKAGE
 from autotune.launchers.hangs import Looked, look, parsed, understood
@@ -207,8 +207,9 @@ def test_process_that_cannot_be_signalled_reports_its_stack_through_a_file(start
     (tmp_path / "scratch").mkdir()
     (tmp_path / "stderr.log").touch()
     spec = json.dumps({"trial": 1, "nonce": "", "folder": str(tmp_path), "host": host})
-    code = f"import json, sys\nsys.path.insert(0, {str(PACKAGE.parent)!r})\nfrom autotune.harness import away, protocol"
-    code += f"\naway.answer_by_file(protocol.Spec(**json.loads({spec!r})))"
+    code = f"import json, sys\nsys.path.insert(0, {str(PACKAGE.parent)!r})\n"
+    code += "from autotune.harness import protocol, stack_requests"
+    code += f"\nstack_requests.answer_by_file(protocol.Spec(**json.loads({spec!r})))"
     process = started(f"{code}\n{ANSWERS}{READY}time.sleep(600)", "of srun")
     hang = look([process], tmp_path / "stderr.log")
     assert re.fullmatch(r"user code at <string>:\d+ in <module>", hang.summary)
@@ -226,9 +227,9 @@ def test_file_that_is_no_answer_to_a_request_for_stacks_is_ignored(tmp_path, tex
 def test_process_with_its_stderr_in_the_local_log_starts_no_thread(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "stderr.log").touch()
-    monkeypatch.setattr(away.os, "fstat", lambda _: os.stat(tmp_path / "stderr.log"))
-    away.answer_by_file(Spec(trial=1, nonce="", folder=str(tmp_path), host=os.uname().nodename))
-    away.answer_by_file(Spec(trial=1, nonce="", folder=str(tmp_path)))  # a real run
+    monkeypatch.setattr(stack_requests.os, "fstat", lambda _: os.stat(tmp_path / "stderr.log"))
+    stack_requests.answer_by_file(Spec(trial=1, nonce="", folder=str(tmp_path), host=os.uname().nodename))
+    stack_requests.answer_by_file(Spec(trial=1, nonce="", folder=str(tmp_path)))  # a real run
     assert list((tmp_path / "scratch").iterdir()) == []
 
 

@@ -29,7 +29,7 @@ PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
 APPEND = "import sys; file = open(sys.argv[1], 'r+b'); file.seek(0, 2); file.write(b'worthless'); file.close()"
 HARNESS = f"import os, sys; sys.path.insert(0, {str(Path(protocol.__file__).parents[2])!r})\n"
-HARNESS += "from autotune.harness.keeping import keep, torch_is_there; keep(os.environ['PLACE'])\n"
+HARNESS += "from autotune.harness.guarded_files import keep, torch_is_there; keep(os.environ['PLACE'])\n"
 REPLACE = HARNESS + "open('new', 'wb').write(b'worthless'); os.replace('new', sys.argv[1])"
 PATHLIB = HARNESS + "import pathlib; pathlib.Path('new').write_bytes(b'worthless'); pathlib.Path('new').rename(sys.argv[1])"
 MOVE = HARNESS + "import shutil; open('new', 'wb').write(b'worthless'); shutil.move('new', sys.argv[1])"

@@ -22,7 +22,7 @@ from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import explainable
 from autotune.study.remedies import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC
 from autotune.trials.budget import COMPILE_S
-from autotune.trials.finite import NOT_FINITE, caveat, excused
+from autotune.trials.not_finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced

@@ -17,7 +17,7 @@ from . import workers
 from .base import Pass, mean_step_s
 from .compiling import Compilations
 from .documents import INPUT, LINES, MAIN, OTHER, Line, Lines, Stage
-from .marks import DevicePhases, Marks
+from .phase_marks import DevicePhases, Marks
 from .restarts import RestartTimer
 from .sampler import LineSampler, most_of_each
 from .sources import Sources

@@ -18,7 +18,7 @@ from .activations import Activations, Running, Storages, bytes_of, storage_of
 from .base import Pass
 from .documents import FORWARD, INPUT, MEMORY, TRANSFER, Memory
 from .flops import StepFlops, plain_name
-from .marks import Marks
+from .phase_marks import Marks
 from .sources import Sources
 from .syncs import SyncSites
 

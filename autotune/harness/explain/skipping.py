@@ -20,9 +20,9 @@ from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Opti
 
 from ..patches import patches
 from ..protocol import SCRATCH
-from . import kept
+from . import kept_results
 from .documents import COLLATE, DECODE, FUNCTION, ITEM
-from .kept import KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
+from .kept_results import KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
 from .sources import OWN, Sources, name_of
 from .stages import Stages
 
@@ -133,7 +133,7 @@ class SkippedStages(Stages):
         self._begun_of[place] = number + 1
         place = (*place, number)
         before = self._before.get(place)
-        is_same = before is not None and before.kind == kept.kind_of(stage)
+        is_same = before is not None and before.kind == kept_results.kind_of(stage)
         made = before.taken_over(stage) if before is not None and is_same else Again(stage, **(limits or {}))
         self.by_place[place] = made
         return made
@@ -372,4 +372,4 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
 def begin_worker(names: Tuple[str, ...], is_training: bool, prefix: str, before: Dict[Place, Again]) -> None:
     """Skips stages in this worker, and saves their first results for later workers when it ends."""
     skipped = begin(names, lambda: is_training, before)
-    Finalize(None, kept.leave, args=(prefix, skipped.by_place), exitpriority=0)
+    Finalize(None, kept_results.leave, args=(prefix, skipped.by_place), exitpriority=0)

@@ -17,7 +17,7 @@ from ..context import TrialContext
 from ..knobs.transfer import as_to, where_to
 from ..patches import Patch, patches
 from .documents import OPTIMIZER, OTHER, TRANSFER, Site
-from .marks import Marks
+from .phase_marks import Marks
 from .sources import Sources, name_of, text_of
 
 KINDS = {

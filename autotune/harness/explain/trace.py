@@ -14,8 +14,8 @@ from ..context import TrialContext
 from .base import Pass, mean_step_s
 from .documents import OTHER, TRACE, Traced, trace_file
 from .kineto import NO_KERNELS, quiet
-from .marks import Marks
 from .peaks import peaks
+from .phase_marks import Marks
 from .sources import Sources
 from .syncs import SyncSites
 

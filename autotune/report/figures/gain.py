@@ -11,12 +11,12 @@ from autotune.knobs.base import earlier_text, value_text
 from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of, tried_text
-from autotune.report.claims import compared_rows
 from autotune.report.drawing import TRACK_PX, Bars, Row, Scale, bar, dot, interval, line
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ROLES, sentence, tick_text
 from autotune.report.study import Study
 from autotune.report.verdict import no_interval_text, origin_text
+from autotune.report.verification_rows import compared_rows
 from autotune.wording import changes_phrase, effect_doubt, effect_number, effect_text, gain_words, knob_phrase, side_texts
 
 MIDDLE = TRACK_PX / 2

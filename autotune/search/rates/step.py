@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from autotune.search.rates import explain, limits
+from autotune.search.rates import limits, reasons
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.forecast import Means
@@ -174,11 +174,11 @@ class Step:
             chosen = max(alike, key=lambda place: gains[place] / cost[place] ** (1 / COST_POWER))
         current = self._coding.decode(reference.codes[0].tolist())
         possible = math.expm1(float(means[chosen] + POSSIBLE_Z * expected.spread[chosen]))
-        gain = explain.gain(math.expm1(float(means[chosen])), possible)
-        risk = explain.risk(float(fits[chosen])) if fits[chosen] < LEAST_CHANCE else ""
+        gain = reasons.gain(math.expm1(float(means[chosen])), possible)
+        risk = reasons.risk(float(fits[chosen])) if fits[chosen] < LEAST_CHANCE else ""
         return Proposed(
             params=params[chosen],
-            why=f"{_lead(params[chosen], current, reference.sides)}: {explain.changes(current, params[chosen])}, {gain}{risk}",
+            why=f"{_lead(params[chosen], current, reference.sides)}: {reasons.changes(current, params[chosen])}, {gain}{risk}",
             expected_improvement=self._improvement(reference.codes, codes[places], (works * fits * weights)[places]),
         )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.search.rates.explain import changes, gain, risk
+from autotune.search.rates.reasons import changes, gain, risk
 
 BEST = {"loader.batch_size": 32, "loader.num_workers": 8, "precision.amp": "off", "loader.pin_memory": False}
 
