@@ -9,7 +9,7 @@ ends. The interval that is reported afterwards accounts for correlated blocks, o
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from .blocks import Blocks, agree, keeps_changing, trend
 from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
@@ -161,7 +161,7 @@ class Meter:
 
     # --- window ---
 
-    def feed_window(self, steps_s: List[float], samples: List[float], *, is_quiet: bool = True) -> None:
+    def feed_window(self, steps_s: Sequence[float], samples: Sequence[float], *, is_quiet: bool = True) -> None:
         """Processes several finished steps of the window at once, which costs far less than feeding them one by one.
 
         Args:
@@ -176,18 +176,21 @@ class Meter:
                 if self._left is not None:
                     self._left.is_steady, self._left.reason = False, "a graph was compiled inside the window"
                 return
-        min_s, num_before = self.rules.block_min_s, len(self._window)
-        for number, (step_s, step_samples) in enumerate(zip(steps_s, samples), 1):  # noqa: B905 (Python 3.9)
-            self._window_s += step_s
-            self._window_samples += step_samples
-            self._window_steps += 1
-            if self._window.add(step_s, step_samples) or step_s >= min_s:  # a short step within a block decides nothing
-                if step_s >= min_s:
-                    self._note_long(step_s)
-                self._decide(is_closed=len(self._window) > num_before)
-                num_before = len(self._window)
+        min_s, num_fed = self.rules.block_min_s, 0
+        while num_fed < len(steps_s):
+            num_before, begin = len(self._window), num_fed
+            num_fed += self._window.add_until_closed(steps_s[begin:], samples[begin:])
+            for number in range(begin, num_fed):
+                self._window_s += steps_s[number]
+                self._window_samples += samples[number]
+            self._window_steps += num_fed - begin
+            last_s, is_closed = steps_s[num_fed - 1], len(self._window) > num_before
+            if is_closed or last_s >= min_s:  # a short step within a block decides nothing
+                if last_s >= min_s:
+                    self._note_long(last_s)
+                self._decide(is_closed=is_closed)
                 if self.phase == WARMUP:
-                    self._warmup_steps += len(steps_s) - number  # the remaining steps only add to this number
+                    self._warmup_steps += len(steps_s) - num_fed  # the remaining steps only add to this number
                 if self.phase != STEADY:
                     return
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from .announcement import num_ahead
 from .clock import Finished
@@ -79,8 +79,9 @@ class Window:
         context, meter = self._context, self.meter
         if meter is None or not steps:
             return
+        columns = _columns(steps)
         for name, values in self.steps.items():
-            values += [getattr(step, name) for step in steps]
+            values += columns[name]
         if context.last_step.is_announced:
             return  # the window is over
         if context.spec.mode == "parity":
@@ -157,12 +158,12 @@ class Window:
         context.phases.enter("steady")
 
     def _measure(self, meter: Meter, steps: List[Finished]) -> None:
-        self.wait_s += sum([step.wait_s for step in steps])
-        self.busy_s += sum([step.busy_s for step in steps])
-        self.step_s += sum([step.step_s for step in steps])
-        is_quiet = all([step.is_quiet for step in steps])
+        columns = _columns(steps)
+        self.wait_s += sum(columns["wait_s"])
+        self.busy_s += sum(columns["busy_s"])
+        self.step_s += sum(columns["step_s"])
         meter.is_draining = self._context.supply.is_falling
-        meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)
+        meter.feed_window(columns["step_s"], columns["samples"], is_quiet=all(columns["is_quiet"]))
         end_s = self._context.spec.end_s
         now_s = time.monotonic() + self._context.clock_offset_s
         if end_s is not None and now_s + self._ahead_s(steps[-1].step_s) >= end_s:
@@ -171,6 +172,11 @@ class Window:
             self._context.supply.close_window()
         elif meter.phase == WARMUP:  # something was compiled, or the step time still changes: start again
             self._enter_warmup()
+
+
+def _columns(steps: List[Finished]) -> Dict[str, Sequence[Any]]:
+    """Returns the values of all steps for each field of `Finished`; faster than reading fields step by step."""
+    return dict(zip(Finished._fields, zip(*steps)))  # noqa: B905 (Python 3.9)
 
 
 def _spread(steps: List[Finished]) -> List[Finished]:
