@@ -201,8 +201,11 @@ def test_only_the_stages_of_the_training_loader_are_timed(observed: Observed) ->
     assert (item.count, item.function) == (2, "Slow.__getitem__")
 
 
-def test_receiving_batches_is_timed_per_sample_even_if_no_worker_has_reported(observed: Observed) -> None:
-    observed.begin(num_workers=2)
+@pytest.mark.parametrize("facts", [{}, {"batch_size": 1, "rows": BATCH}])
+def test_receiving_batches_is_timed_per_sample_even_if_no_worker_has_reported(
+    observed: Observed, facts: dict[str, Any]
+) -> None:
+    observed.begin(num_workers=2, **facts)
     observed.lines._stages.totals = {HANDOVER: [0.8, 0.4, 0.0, 0.0, 10.0]}
     observed.loaders.training.total_batches += 10
     observed.step()
