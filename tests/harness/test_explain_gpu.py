@@ -14,7 +14,7 @@ import torch
 from autotune.harness.explain import products, trace
 from autotune.harness.explain.lines import samples_of
 from autotune.harness.explain.peaks import narrow_type, untouched
-from autotune.harness.explain.trace import MIN_STEPS, TracePass
+from autotune.harness.explain.trace import MAX_S, MIN_STEPS, TracePass
 from tests.harness.contexts import context
 
 STEP_S, START_S, STOP_S = 0.1, 2.0, 7.0
@@ -102,6 +102,26 @@ def test_step_in_which_the_program_ends_is_left_out(began: TracePass, is_evaluat
     assert found is not None
     assert (found.steps, found.left_out) == (1, [1])
     assert found.step_s == pytest.approx(STEP_S)
+
+
+def test_tracing_goes_on_until_a_step_without_an_evaluation(began: TracePass) -> None:
+    for is_evaluated in (True, False):
+        assert not began.is_over
+        Profiler.now_s += 2 * MAX_S if is_evaluated else STEP_S
+        if is_evaluated:
+            began.leave_out(0.0, 0.0)
+        began._next()
+    found = began.finish()
+    assert found is not None
+    assert (found.steps, found.left_out) == (1, [0])
+    assert found.step_s == pytest.approx(STEP_S)
+
+
+def test_nothing_is_found_if_the_only_traced_step_has_an_evaluation(began: TracePass) -> None:
+    Profiler.now_s += STEP_S
+    began.leave_out(0.0, 0.0)
+    began._next()
+    assert began.finish() is None
 
 
 def test_last_step_counts_if_the_program_ends_right_after_it(began: TracePass) -> None:

@@ -175,7 +175,7 @@ class Lines:
         phases_s: phase of STEP_PHASES -> host seconds per step; all phases together take seconds / steps.
         device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
-        num_workers, batch_size: of the training loader; None if unknown. If an item is a whole batch, batch_size is its samples.
+        num_workers, batch_size: of the training loader; None if unknown. Samples of an item, if an item is a whole batch.
         num_samples: number of samples that the line sampler took of the training thread.
         lines: lines of all phases, sorted by self_s, the largest first; at most 300 for each `where`.
         stages: of the training loader.

@@ -275,7 +275,9 @@ class LinesPass(Pass):
         training = self.context.loaders.training
         if training is None or training is not self._training:  # its batches of these steps are not known
             return self._per_sample(stages, counts), lines
-        per_batch = counts["samples"] / counts["fetches"] if counts["fetches"] else float(training.batch_size or 1)
+        per_batch = (
+            counts["samples"] / counts["fetches"] if counts["fetches"] else float(training.rows or training.batch_size or 1)
+        )
         own["samples"] = own["timed"] = max(1.0, self._now()[3] - self._before[3]) * per_batch
         return self._per_sample([*stages, *stages_of(own, {}, MAIN, knows_delays=False)], counts), lines
 

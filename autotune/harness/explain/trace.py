@@ -92,6 +92,10 @@ class TracePass(Pass):
             self._left_out_s += time.perf_counter() - self._step_begun_s
             self._is_left_out = False
 
+    def _num_kept(self) -> int:
+        """Returns the number of finished steps that are not left out."""
+        return self._num_steps - len(self._left_out) + self._is_left_out
+
     def _next(self) -> None:
         self._leave()
         self._step_over()
@@ -102,7 +106,7 @@ class TracePass(Pass):
             num_events = len(results.events()) if results is not None else 0
             self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, num_events)
             self._start()
-        elif self._num_steps - len(self._left_out) < self._num_wanted and elapsed_s < MAX_S:
+        elif self._num_kept() < self._num_wanted and (elapsed_s < MAX_S or not self._num_kept()):
             self._profiler.step()
             self._step_begun_s = time.perf_counter()
         else:
@@ -136,7 +140,7 @@ class TracePass(Pass):
         is_between = self._marks.between_steps is not None
         if self._profiler is not None and not self.is_over and is_between:
             self._step_over()
-        if self._profiler is None or self._num_wanted is None or not (self._num_steps or self.is_over):
+        if self._profiler is None or self._num_wanted is None or not self._num_kept():
             self._uninstall()
             return None
         unfinished = [] if self.is_over or is_between else [self._unfinished()]
@@ -146,7 +150,6 @@ class TracePass(Pass):
         context = self.context
         is_on_gpu = context.device == "cuda"
         file = self._exported()
-        num_steps = max(1, self._num_steps - len(self._left_out))
         if is_on_gpu and file and not self._saw_kernels():
             self.notes.append(NO_KERNELS.format("the trace holds none"))
         return Traced(
@@ -154,8 +157,8 @@ class TracePass(Pass):
             world_size=context.world_size,
             device=context.device,
             file=file,
-            steps=num_steps,
-            step_s=(self._seconds - self._left_out_s) / num_steps,
+            steps=self._num_kept(),
+            step_s=(self._seconds - self._left_out_s) / self._num_kept(),
             left_out=[*self._left_out, *unfinished],
             plain_step_s=self._plain_step_s,
             peaks=self.tried("the device's peaks", lambda: peaks(context.device, context.device_index)) if self.is_over else {},
@@ -165,6 +168,7 @@ class TracePass(Pass):
         """Leaves out the current step, which is not over, and returns its number."""
         if self._is_left_out:
             self._left_out.pop()  # it is not among the finished steps
+            self._is_left_out = False
         self._left_out_s += time.perf_counter() - self._step_begun_s
         return int(self._profiler.step_num)
 
