@@ -110,7 +110,8 @@ def compose(
         compose, overrides, command=command, config_dirs=config_dirs, runs_dir=runs_dir, document=document
     )
     facts = node or facts or host_facts()
-    here = host_context_of(facts, None, is_recipe=command is None, device=_device_kind(overrides))
+    context = functools.partial(host_context_of, facts, None, is_recipe=command is None, is_node=node is not None)
+    here = context(device=_device_kind(overrides))
     given = split(overrides, list(config_dirs), here, has_command=command is not None)
     found = _Problems(missing_folders(config_dirs))
     found.add(given.problems, given.cause)
@@ -129,7 +130,7 @@ def compose(
         raise found.error()
     if config.launcher != LOCAL and node is None:
         return again(node=UNKNOWN_NODE)
-    here = host_context_of(facts, None, is_recipe=command is None, device=config.device.kind)
+    here = context(device=config.device.kind)
     found.add(problems_of(config, None if facts is UNKNOWN_NODE else facts.get("gpus") or []))
     found.add(problems_of_slots(config, facts))
     found.add(problems_of_nodes(config, command))

@@ -106,7 +106,12 @@ def comparable(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def host_context(
-    facts: dict[str, Any], baseline: RankResult | None = None, *, is_recipe: bool, device: str = "auto"
+    facts: dict[str, Any],
+    baseline: RankResult | None = None,
+    *,
+    is_recipe: bool,
+    device: str = "auto",
+    is_node: bool = False,
 ) -> HostContext:
     """Returns the context that the knobs' rules use.
 
@@ -115,9 +120,11 @@ def host_context(
         baseline: rank 0's result of the baseline trial; None before that trial, when only the host's facts are known.
         is_recipe: whether a built-in recipe is tuned.
         device: `device.kind`, used only without a baseline.
+        is_node: whether the facts are a cluster node's, which name the GPUs that trials may use; CUDA_VISIBLE_DEVICES of this
+            process says nothing about them. Used only without a baseline.
     """
     if baseline is None:
-        visible = visible_gpus(facts["gpus"], os.environ) if facts.get("gpus") else []
+        visible = visible_gpus(facts["gpus"], {} if is_node else os.environ) if facts.get("gpus") else []
         has_cuda = device == "cuda" or (device == "auto" and bool(visible))
         seen: dict[str, Any] = {"device": "cuda" if has_cuda else "cpu", "has_compiler": facts.get("has_compiler", True)}
         seen["compute_capability"] = visible[0].get("compute_capability") if has_cuda and visible else None

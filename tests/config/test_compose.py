@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
@@ -516,3 +517,14 @@ def test_unknown_gpu_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compose(["model=resnet18", "device.index=1"], command=None, facts=facts).config.device.index == 1
     with pytest.raises(BadInput, match=r"device\.index: no such GPU, got 2\. Allowed: 0 to 1"):
         compose(["model=resnet18", "device.index=2"], command=None, facts=facts)
+
+
+@pytest.mark.parametrize("node", [None, {"num_cores": 8, "gpus": [{"name": "Fake", "uuid": "GPU-7"}]}])
+@pytest.mark.parametrize("visible", ["1", ""])
+def test_visible_gpus_of_this_machine_say_nothing_about_a_node(
+    monkeypatch: pytest.MonkeyPatch, visible: str, node: dict[str, Any] | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    asked = ["model=resnet18", "launcher=slurm", "loader.pin_memory=true"]
+    composed = compose(asked, command=None, facts={"num_cores": 4, "gpus": []}, node=node)
+    assert not [note for note in composed.notes if "no CUDA device" in note]

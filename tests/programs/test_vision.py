@@ -168,5 +168,17 @@ def test_a_folder_without_photos_is_refused(
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_file_that_exists_during_the_training_is_not_blamed_on_the_data(
+    vision: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        raise FileExistsError("the socket of a loader's worker")
+
+    monkeypatch.setattr(vision, "train", train)
+    monkeypatch.setattr(sys, "argv", ["vision.py", "--data", "synthetic", "--device", "cpu"])
+    with pytest.raises(FileExistsError, match="socket"):
+        vision.main()
+
+
 def test_vision_program_does_not_mention_autotune() -> None:
     assert "autotune" not in SCRIPT.read_text()
