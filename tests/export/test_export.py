@@ -341,7 +341,7 @@ def test_yaml_keeps_the_accumulation_and_names_the_programs_own(changed):
 @pytest.mark.parametrize(("batch", "accumulation"), [(128, 2), (256, 1)])
 def test_accumulation_that_the_command_passes_keeps_the_global_batch(changed, batch, accumulation, tmp_path):
     own = {"loader.batch_size": 64, "step.accumulation": 4}
-    passed = "--batch={loader.batch_size=64} --accum={step.accumulation=4}".split()
+    passed = ["--batch={loader.batch_size=64}", "--accum={step.accumulation=4}"]
     summary = changed({"loader.batch_size": batch}, settings={"train.global_batch": 256}, placeholders=own, command=passed)
     summary["baseline"]["knobs"] = dict(own)
     exported = render(summary, "yaml", None).text

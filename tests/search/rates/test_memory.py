@@ -128,4 +128,5 @@ def test_host_memory_that_ran_out_on_a_gpu_does_not_count_as_the_gpus():
     less = [loaded(4, 4), loaded(8, 2), loaded(8, 4, batch=32), {"loader.batch_size": 256, "loader.num_workers": 0}]
     assert model.chances(less) == pytest.approx(without.chances(less))
     assert model.chance(loaded(8, 4)) == 0.0
-    assert MemoryModel([fitted, out], capacity_bytes=CAPACITY, is_cpu=True).is_known_out(loaded(4, 4)), "it is the step's memory"
+    on_cpu = MemoryModel([fitted, out], capacity_bytes=CAPACITY, is_cpu=True)
+    assert on_cpu.is_known_out(loaded(4, 4)), "it is the step's memory"
