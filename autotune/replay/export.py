@@ -140,7 +140,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 def _with_window(result: RankResult, first: RankResult) -> RankResult:
     """Returns a rank's result with a window over the steps of rank 0's. Without one, only its raw steps gave its rate."""
     window, own = first.window, None if result.window else pace(result, first)
-    if window is None or own is None or not own.samples:
+    if window is None or own is None or not own.samples or not window.rate_per_s:
         return result
     rate_per_s = own.samples / own.step_s
     made = dataclasses.replace(

@@ -153,16 +153,18 @@ def test_memory_limit_applies_to_the_gpu_if_there_is_one(kind, gpus, visible, ex
 @pytest.mark.parametrize(
     ("memory", "ranks", "limit", "pinned", "expected"),
     [
-        ({"kind": "cpu"}, 4, None, {}, 2**32),  # as in `Goal`, which adds up what the ranks use
-        ({"kind": "cpu"}, 4, "8GiB", {}, 2**33),  # a limit is that of each process
-        ({"kind": "cpu", "capacity_bytes": 2**31}, 4, None, {}, 2**31),
-        ({"kind": "cuda", "capacity_bytes": 2**36}, 4, None, {}, 2**36),  # each rank has its GPU
-        ({"kind": "cuda", "capacity_bytes": 2**36}, 1, None, {"memory.fraction": 0.5}, 2**35),
-        ({"kind": "cuda", "capacity_bytes": 2**36}, 1, "8GiB", {"memory.fraction": 0.5}, 2**33),
+        ({"kind": "cpu"}, (4, 1), None, {}, 2**32),  # as in `Goal`, which adds up what the ranks use
+        ({"kind": "cpu"}, (8, 2), None, {}, 2**32),  # four on each machine
+        ({"kind": "cpu"}, (4, 1), "8GiB", {}, 2**33),  # a limit is that of each process
+        ({"kind": "cpu", "capacity_bytes": 2**31}, (4, 1), None, {}, 2**31),
+        ({"kind": "cuda", "capacity_bytes": 2**36}, (4, 1), None, {}, 2**36),  # each rank has its GPU
+        ({"kind": "cuda", "capacity_bytes": 2**36}, (1, 1), None, {"memory.fraction": 0.5}, 2**35),
+        ({"kind": "cuda", "capacity_bytes": 2**36}, (1, 1), "8GiB", {"memory.fraction": 0.5}, 2**33),
     ],
 )
 def test_memory_of_a_process_is_its_share_of_the_host_or_the_gpu(memory, ranks, limit, pinned, expected):
-    first = RankResult(trial=0, nonce="", rank=0, world_size=ranks, pid=1, status="measured", unit="samples", memory=memory)
+    num_ranks, num_nodes = ranks
+    first = RankResult(0, "", 0, num_ranks, 1, "measured", unit="samples", memory=memory, facts={"num_nodes": num_nodes})
     config, space = StudyConfig(device=DeviceOptions(memory_limit=limit)), SimpleNamespace(pinned=pinned)
     assert memory_of_process_bytes(SimpleNamespace(config=config, machine=HOST, space=space), first) == expected
 

@@ -136,6 +136,14 @@ def test_model_is_refitted_after_each_trial_and_later_after_one_percent_more_tri
     assert [fits(recent, [*known, *known[:more]]) for more in (0, 0, 8, 9)] == [True, False, False, True]
 
 
+def test_trials_that_ran_out_of_host_memory_are_kept_apart_by_what_they_needed():
+    params = [{"loader.num_workers": 8, "loader.prefetch_factor": prefetch} for prefetch in (4, 2)]
+    trials = [Seen(params=one, is_out=True, is_host_out=is_host) for one in params for is_host in (True, False)]
+    peaks = Known(trials).peaks
+    assert [peak.params for peak in peaks if peak.is_host] == params
+    assert sum(not peak.is_host for peak in peaks) == 1
+
+
 def test_model_is_refitted_at_once_after_an_out_of_memory_trial():
     recent, known = _Recent(), [Seen(params={}, rate=1.0)] * 1000
     assert fits(recent, known)

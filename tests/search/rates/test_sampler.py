@@ -299,6 +299,18 @@ def test_configurations_that_would_exceed_a_limit_are_hardly_tried(metric):
     assert num_over({metric: most}) <= 1 < num_over({})
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_larger_batches_are_tried_under_a_limit_if_steps_keep_their_samples(is_held):
+    """With `train.global_batch`, fewer batches make a step of the same samples. Otherwise a step of 128 takes too long."""
+    known = [with_(workers=workers, amp="bf16") for workers in (2, 4)]
+    times = [{"step_p95_s": START[BATCH] / rates_of(params)[2]} for params in known]
+    limit = 1.05 * times[-1]["step_p95_s"]
+    study = new_study(rules=Rules(active=active, limits={"step_p95_s": limit}, is_held=is_held))
+    for params, metrics in zip(known, times, strict=True):
+        add(study, params, metrics=metrics, constraints={"limits": metrics["step_p95_s"] - limit})
+    assert (128 in [asked(study)[1][BATCH] for _ in range(4)]) is is_held
+
+
 def test_too_large_batch_is_proposed_without_the_memory_model():
     study = new_study(
         SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100), options=SamplerOptions(memory=False, stop=False)
