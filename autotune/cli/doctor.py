@@ -91,7 +91,6 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
         raise BadInput(f"{DATA_ROOT}: given more than once, got {', '.join(map(repr, folders))}. Give one.")
     if not folders:
         return None
-    folders = [os.path.expanduser(path) for path in folders]  # as `autotune run` does; some shells keep data.root=~/...
     if reason := "no such folder" if not folders[0] or "\0" in folders[0] else _problem(folders[0]):
         raise BadInput(f"{DATA_ROOT}: {reason}, got {folders[0]!r}. Give the folder with the training data.")
     return folders[0]

@@ -164,7 +164,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     composed = compose(
         asked.overrides,
         command=asked.command,
-        runs_dir=None if any(word.lstrip("+").startswith("runs_dir=") for word in asked.overrides) else str(asked.runs),
+        runs_dir=None if any(word.startswith("runs_dir=") for word in asked.overrides) else str(asked.runs),
         facts=facts,
         document=claim.document(without=RECIPE_KEYS if has_command else [word.partition("=")[0] for word in asked.overrides]),
     )

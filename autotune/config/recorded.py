@@ -111,12 +111,8 @@ def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
         return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."
     if key not in changeable:
         return f"{key}: cannot be changed in an existing study, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
-    problem = f"{key}: not a number, got {text!r}. Give one, or null for no limit."
     try:
-        value = parse(word).value()  # read as by `run`, where no text is not null and 1:30 is no number
-        if not isinstance(value, int | float | str | None):
-            return problem
-        OmegaConf.update(raw, key, value)
+        OmegaConf.update(raw, key, parse(word).value())  # read as by `run`, where no text is not null and 1:30 is no number
     except (BadInput, OverflowError, OmegaConfBaseException):
-        return problem
+        return f"{key}: not a number, got {text!r}. Give one, or null for no limit."
     return ""

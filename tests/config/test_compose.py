@@ -211,7 +211,7 @@ def test_null_removes_a_pin(make) -> None:
     assert make("loader.num_workers=2", "loader.num_workers=null").space.pinned == {}
 
 
-@pytest.mark.parametrize("name", ["2026_12_01", "1.10", "12e4", "True"])
+@pytest.mark.parametrize("name", ["2026_12_01", "1.10", "12e4", "true"])
 def test_text_that_looks_like_a_number_is_taken_as_typed(make, name: str) -> None:
     config = make(f"study.name={name}", f"++tracker.experiment={name}", f"runs_dir={name}", "study.seed=1_0").config
     assert (config.study.name, config.tracker.experiment, config.runs_dir, config.study.seed) == (name, name, name, 10)

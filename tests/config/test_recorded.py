@@ -15,10 +15,10 @@ from tests.corpus.documents import LAUGHS
 def kept(tmp_path):
     """Returns a function that composes a study, writes it as into a study's folder, and reads it back."""
 
-    def keep(*overrides, command=("python", "-c", "pass", "{loader.batch_size=64}"), change=()):
+    def keep(*overrides, command=("python", "-c", "pass", "{loader.batch_size=64}"), change=(), cwd="/somewhere"):
         composed = compose(list(overrides), command=list(command) if command else None)
         study = StudyRecord(
-            name="s", title=composed.title, command=composed.command.parts, cwd="/somewhere",
+            name="s", title=composed.title, command=composed.command.parts, cwd=cwd,
             placeholders=composed.command.placeholders, is_recipe=composed.command.is_recipe, pinned=composed.space.pinned,
             asked={key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()},
         )  # fmt: skip
@@ -100,7 +100,7 @@ def test_relative_paths_of_a_recipe_count_from_the_folder_that_its_trials_run_in
     (there / "photos" / "cat" / "1.png").touch()
     (there / "python").symlink_to(sys.executable)
     monkeypatch.chdir(there)
-    kept("model=resnet18", "data=folder", "data.root=photos", "program.python=./python", command=None)
+    kept("model=resnet18", "data=folder", "data.root=photos", "program.python=./python", command=None, cwd=str(there))
     monkeypatch.chdir(tmp_path)
     after = recorded(dataclasses.replace(ANY, is_recipe=True, cwd=str(there)), tmp_path / "config.yaml")
     assert (after.config.data.root, after.config.program.python) == ("photos", "./python")

@@ -78,7 +78,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("objective=[]", "objective: wrong type, got []"),
     ("objective=null", "objective: wrong type, got None"),
     ("objective=", "objective: no such objective, got ''"),
-    ("objective=3", "objective: wrong type, got 3"),
+    ("objective=3", "objective: no such objective, got '3'"),
     ("objective=[[throughput]]", "objective: wrong type"),
     ("objective=throughput,energy_per_sample", "objective: only knobs can be tuned"),
     ("objective=choice(throughput,cost_per_epoch)", "Write several values as a list: objective=[A,B]."),

@@ -207,6 +207,15 @@ def test_changed_metric_creates_a_new_run_because_mlflow_keeps_the_larger_value(
     assert found.data.metrics["ratio measured once"] == 1.14
 
 
+def test_experiment_is_not_named_after_a_secret(runs, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "hunter2pass")
+    folder = make_study(runs, num_trials=1)
+    folder.config_file.write_text("tracker:\n  experiment: team-${oc.env:API_TOKEN}\n", encoding="utf-8")
+    assert sync(folder).is_complete
+    names = [experiment.name for experiment in client_of(runs).search_experiments()]
+    assert [name for name in names if name.startswith("team-")] == ["team-***"]
+
+
 def test_repeated_attempt_of_a_trial_replaces_the_first(runs):
     folder = make_study(runs, num_trials=2)
     sync(folder)

@@ -169,7 +169,7 @@ def test_experiment_may_refer_to_a_variable_or_to_another_key(tmp_path, folder, 
 def test_relative_sqlite_file_lies_where_the_study_was_started(tmp_path, folder):
     folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(tmp_path)))
     for configured, chosen in (("mlflow.db", f"{tmp_path}/mlflow.db"), ("/srv/x.db", "/srv/x.db"), (":memory:", ":memory:")):
-        folder.config_file.write_text(f"tracker:\n  uri: sqlite:///{configured}\n", encoding="utf-8")
+        folder.config_file.write_text(f"tracker:\n  uri: 'sqlite:///{configured}'\n", encoding="utf-8")
         assert store.chosen_uri(tmp_path / "elsewhere", folder=folder) == f"sqlite:///{chosen}"
     folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(tmp_path / "gone")))
     folder.config_file.write_text("tracker:\n  uri: sqlite:///mlflow.db\n", encoding="utf-8")

@@ -146,6 +146,8 @@ def test_server_on_this_machine_is_reached_without_the_proxy(tmp_path, monkeypat
         try:
             ui_module._wait_until_up(process, url, log)
             assert "/#/experiments/7" in ui_module._page(url, tmp_path, ui_module.NO_PROXY)
+            make_study(tmp_path).config_file.write_text("tracker:\n  experiment: ${oc.env:UNSET}\n", encoding="utf-8")
+            assert ui_module._page(url, tmp_path, ui_module.NO_PROXY) == url
         finally:
             process.kill()
             process.wait()
