@@ -41,7 +41,7 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
     """Returns a text of at most `most` characters, cut after a sentence or else after a word, with an ellipsis.
 
     Args:
-        text: text to be quoted; autotune's own words are never cut.
+        text: text that is quoted, such as a message of the program. Do not cut autotune's own words with it.
         most: maximum number of characters, including the ellipsis.
         end: the ellipsis.
     """

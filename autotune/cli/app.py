@@ -218,7 +218,7 @@ def explain(
     is_fixed: Annotated[
         bool,
         typer.Option(
-            "--fixed", help="Measure your fixed program (the command after --) against the study's program, in pairs."
+            "--fixed", help="Measure your corrected program (the command after --) against the study's program, in pairs."
         ),
     ] = False,
     finding: Annotated[
@@ -242,7 +242,7 @@ def explain(
     ] = None,
     is_retrying: Annotated[
         bool,
-        typer.Option("--retry", help="Repeat checks that ran the program without one of its parts and failed."),
+        typer.Option("--retry", help="Try findings again whose check failed."),
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,

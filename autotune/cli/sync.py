@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 NICENESS = 19  # so that mirroring does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
-SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of the secrets typed in command or configuration; variables are inherited
+# JSON list of the secrets in command or configuration. The process inherits those in variables.
+SECRETS_VARIABLE = "AUTOTUNE_SECRETS"
 ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a killed tuner
 
 

@@ -34,6 +34,9 @@ MAX_LINE = 2000
 class Claim:
     """The claim of an exported file: these changes speed up this program by this factor.
 
+    Some fields are those of `Provenance`. They are not nested, because the study.json of a verification contains a `Claim`, and
+    earlier studies would no longer be readable.
+
     Attributes:
         file: path of the file, as the user gave it.
         study: name of the study that the file comes from; "" if unknown.

@@ -66,8 +66,9 @@ class Sizes:
         self.dimension: Optional[int] = None  # the dimension of the first tensor that counts samples; None until known
         self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
-        self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
-        # Whether such a batch is a single sample; None until a model has been called with one.
+        # Shape of what the loader yielded last, if neither sampler nor loader makes batches.
+        self._unbatched: Optional[Tuple[int, ...]] = None
+        # Whether what such a loader yields is a single sample; None until a model has been called with one.
         self._is_single: Optional[bool] = None
 
     @property
@@ -121,7 +122,9 @@ class Sizes:
         return leading
 
     def are_single(self, called: Tuple[int, ...]) -> bool:
-        """Returns True once, if batches turn out to be single samples: a model's input has one dimension more than a batch.
+        """Whether a call shows that what the loader yields are single samples, and this was not known before.
+
+        It shows this if the model's input has one dimension more than what the loader yields.
 
         Args:
             called: the shape of the model's input.
@@ -186,9 +189,9 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, `count` looks for a dimension of this size in the first tensor of each call. Once
-    found, this dimension gives the number of samples. Until then, a call whose leading dimension is a multiple of the batch
-    size counts as one batch, together with such calls after it until the next backward pass. Any other call counts by its
-    leading dimension. If the command line gives no batch size:
+    found, this dimension gives the number of samples. Until then, all calls between two backward passes whose leading
+    dimensions are multiples of the batch size count together as one batch. Any other call counts by its leading dimension. If
+    the command line gives no batch size:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
@@ -208,8 +211,8 @@ class CallSizes:
         self.shape: Tuple[int, ...] = ()  # shape of the last input, with a leading 1 if it is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
-        # Whether the last input brings no samples beyond those of the call before: it was computed from parameters, or it is a
-        # part of the batch whose size is on the command line.
+        # Whether the last input brings no samples beyond those of the call before, because it is the output of another module,
+        # or a part of the batch whose size is on the command line.
         self.continues = False
         self._dimension: Optional[int] = None
 

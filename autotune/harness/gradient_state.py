@@ -32,7 +32,7 @@ def look(parameters: List[Any]) -> List[Any]:
 
 
 def norms(parameters: List[Any]) -> List[Any]:
-    """Returns None for each missing gradient, then the norms of the dense gradients as text, such as "1.5".
+    """Returns a list: first one None for each missing gradient, then the norms of the dense gradients as text, such as "1.5".
 
     Text can be compared even if a norm is NaN, because "nan" equals itself.
     """

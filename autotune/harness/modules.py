@@ -70,7 +70,7 @@ class Root:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the module, its parameters, or samples that no step has taken yet still exist."""
+        """Whether the module or its parameters still exist, or there are samples that no step has taken."""
         is_counted = bool(self.calls.samples or self.calls.set_aside)
         return is_counted or self.module is not None or self._first() is not None
 
@@ -270,7 +270,7 @@ class ModuleWatch:
         return True
 
     def root_of(self, module: Any) -> Optional[Root]:
-        """Returns the root that a module is; None if it is none."""
+        """Returns the root of this module; None if it is not a root."""
         return next((root for root in self.roots if root.module is module), None)
 
     def leave_precision(self, why: str) -> None:
@@ -394,8 +394,8 @@ class ModuleWatch:
     def run_evaluation(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root in evaluation mode; uncompiled if several roots have CUDA graphs, because compiled calls would fail.
 
-        Without a pending backward pass, torch mistakes the second root's call for the next iteration, and frees the first
-        root's output while it records the second root.
+        In an evaluation no backward pass is pending. So when the second root is called, torch assumes that the next iteration
+        has begun. It then frees the first root's output while it captures the second root's graph.
         """
         if len(self.roots) < 2 or not self._knobs.has_graphs:
             return call(module, *args, **kwargs)
@@ -506,8 +506,8 @@ class ModuleWatch:
     def device(self) -> Tuple[str, Optional[int]]:
         """Returns type and index of the device that trains; if parameters are unknown, the GPU if one is in use.
 
-        This is the device of the first trained parameter. If that is the CPU, parameters may only be stored there while they
-        are not used. So the first other device of a parameter or of the loss is returned, if there is one.
+        This is the device of the first trained parameter. If that is the CPU, the parameters are perhaps only stored there
+        while they are not used. So the first other device of a parameter or of the loss is returned, if there is one.
         """
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))

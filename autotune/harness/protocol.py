@@ -16,7 +16,7 @@ stored document carries `schema`. History of the schema: 1, the first.
                                              stop.json is {"span", "pids"}
     loader<K>.<P>.bin     worker -> harness  counters of each worker of the K-th DataLoader of process P, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
-    spared.txt            harness -> keeper  paths of kept.txt whose files the program would have changed, in the same format
+    spared.txt            harness -> keeper  paths of kept.txt that the harness has kept the program from changing; same format
     made.txt              harness -> keeper  new files that the program starts to save, and folders that it makes; same format
 """
 
@@ -115,7 +115,8 @@ class MeasureRules:
     warmup_quartile_frac: float = 0.05  # each quartile of the step times of these two blocks may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
-    # A trial is not steady if step times change by more than this share from the start of a window to the end of the next one.
+    # A trial is not steady if step times change by more than this share over two windows. The second one is measured only if
+    # the first looks unsteady.
     trend_frac: float = 0.05
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
@@ -160,8 +161,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
-        cycle: {"steps", "seconds"} from one regular pause, such as a validation, to the next in the baseline; a window does not
-            end while such a pause may still come (cycles.py). {} if there is none, None in the baseline itself.
+        cycle: {"steps", "seconds"} from one regular pause, such as a validation, to the next in the baseline. A window waits
+            for the next pause (cycles.py). {} if there is none, None in the baseline itself.
         end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
@@ -271,15 +272,15 @@ class RankResult:
             packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
             unit comes from.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is in
-            seconds since the first step ended, without the time of steps that a GPU's clock drops; `wait_s` is host seconds
-            inside the loader's __next__. With `is_at_own_pace`, "origin_s" is when the first step ended, monotonic clock.
+            seconds since the first step ended, without steps that `CudaClock` leaves out; `wait_s` is host seconds inside the
+            loader's __next__. With `is_at_own_pace`, "origin_s" is when the first step ended, monotonic clock.
         window: the measured window; None if the trial did not reach it.
         throughput_per_s: the rank's throughput: its rate once the loader's queued batches are used up (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
-            regime, where the workers slow the device's steps down. On a CPU, if another thread fetches the batches, waits for
-            the loader are not seen, so D is known only if the loader is far faster than the steps.
+            regime, where the workers slow the device's steps down. If another thread fetches the batches on a CPU, it is not
+            seen how long steps wait for the loader, so D is known only if the loader is far faster than the steps.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.

@@ -45,7 +45,10 @@ class Communication:
         return max(MIN_STEPS, min(MAX_STEPS, int(LOOK_S / max(step_s, 1e-9)))) if self._parallel.living else 0
 
     def begin(self, *, is_compiled: bool) -> None:
-        """Starts the timers after the window. In a compiled program, buffers are not timed: graphs may contain the patch."""
+        """Starts the timers after the window.
+
+        In a compiled program, the broadcast of buffers is not timed, because compiled graphs might keep the patch for it.
+        """
         try:
             for wrapper in self._parallel.living:
                 Wrapped._set_ddp_runtime_logging_sample_rate(wrapper, 1)  # type: ignore[no-untyped-call]

@@ -101,5 +101,5 @@ def _unguarded() -> str:
     name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]
     source = "".join(linecache.getlines(path))
     if name.rpartition(".")[2] == NEVER_IMPORTED or not source or "__name__" in source:
-        return ""  # a main module without a source is not imported by workers, or has no file (`python -c`)
+        return ""  # workers do not import this main module: it is `__main__.py`, or it has no source (`python -c`)
     return "" if multiprocessing.parent_process() else UNGUARDED.format(os.path.basename(path))

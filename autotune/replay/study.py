@@ -30,7 +30,7 @@ from autotune.study.interference import Uncalibrated
 from autotune.study.proposals import Search
 from autotune.trials.session import Session
 
-POLL_S = 1.0  # recorded seconds between two checks of trials that run in parallel
+POLL_S = 1.0  # seconds of the replay's virtual clock between two checks of trials that run in parallel
 
 VERIFY_ROUNDS = 4  # number of rounds that `autotune verify` measures
 FRESH = "off"

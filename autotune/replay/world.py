@@ -1,14 +1,16 @@
-"""Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
+"""Answers a replayed search with recorded measurements, and judges it by measurements that it has not seen.
+
+A table holds several recorded measurements of each configuration, its repeats.
 
 A search tends to pick a configuration whose served repeat was lucky. If the search were judged by the same repeat, it would be
 rewarded for luck. So a search is judged by repeats that it has not seen. For each search, one random repeat of each
 configuration is never served. The finals' choice is judged by repeats that neither the search nor the choosing rounds have
 seen.
 
-Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated
-repeat is the mean of the configuration's repeats that may be served, times the residual of a recorded repeat of any
-configuration. So simulated repeats vary as much as the recorded ones. This is a residual bootstrap (Davison & Hinkley,
-Bootstrap Methods, 6.2.3).
+Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. For a simulated
+repeat, the mean of the configuration's repeats that may be served is multiplied by a recorded deviation: a random repeat of any
+configuration, divided by the mean of its configuration. So simulated repeats vary as much as the recorded ones. This is a
+residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Use(enum.Enum):
 
     search = "it is what the search sees"
     choice = "it chooses among the finalists"
-    parts = "it belongs to the ablation of the choice"
+    parts = "it belongs to the ablation of the chosen configuration"
     report = "it is reported, and has no part in any choice"
 
 
@@ -82,15 +84,15 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns a configuration's mean rate over the repeats that were not served for these uses, or else over all."""
+        """Returns a configuration's mean rate over repeats that were not served for these uses; over all, if none is left."""
         return self._mean_besides(key, {number for use in uses for number in self._served[use][key]})
 
     def held_out(self, key: Key) -> float:
-        """Returns the rate of the held-out repeat, which is never served, or else the mean over all repeats."""
+        """Returns the rate of the held-out repeat, which is never served; the mean over all repeats, if none was held out."""
         return self._mean_besides(key, {one.number for one in self._may_be_served[key]})
 
     def _mean_besides(self, key: Key, served: Collection[int]) -> float:
-        """Returns the mean rate over the repeats that are not in `served`, or else over all; 0 if none has a rate."""
+        """Returns the mean rate over the repeats that are not in `served`; over all, if these have none; 0 without any rate."""
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 

@@ -15,7 +15,7 @@ from autotune.trials.session import Session
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 MOST_KNOWN = 20_000  # when this many full configurations are cached, the cache is emptied
 GPU_THREADS_FRAC = 0.25  # assumed effect of the host's threads on a step on a GPU, relative to their effect on a step on a CPU
-USUAL_SPREAD = 0.3  # each knob's spread is passed to the sampler as a multiple of this
+USUAL_SPREAD = 0.3  # `Knob.usual_spread` of a knob is passed to the sampler as a multiple of this
 
 
 def machine_of(session: Session) -> Machine:

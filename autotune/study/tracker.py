@@ -11,9 +11,9 @@ from autotune.trials.events import Listener, Tracking
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 
-# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, at most BUDGETED_DRAIN_S with one. If a
-# complete study has budget left, it waits for that long, up to DRAIN_S. After SILENT_S, it announces a wait that may exceed
-# BUDGETED_DRAIN_S.
+# At its end, a study waits for the tracker, at most DRAIN_S without a time budget. With a budget, a complete study waits for
+# what is left of it, but at least BUDGETED_DRAIN_S and at most DRAIN_S. A wait that may be longer than BUDGETED_DRAIN_S is
+# announced after SILENT_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 

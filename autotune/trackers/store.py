@@ -63,7 +63,8 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
     """Returns the tracking address: `asked`, else the study's own, else MLFLOW_TRACKING_URI, else the embedded store.
 
     Raises:
-        BadInput: the study's own address has masked credentials or names a variable, and the environment lacks these.
+        BadInput: the study's own address contains masked credentials, or a reference to a variable, and the environment has
+            neither these credentials nor this variable.
     """
     if asked:
         return asked
@@ -202,7 +203,10 @@ def _check_variables(key: str, configured: str, do: str) -> None:
 
 
 def _with_keys(value: str, document: Any) -> Any:
-    """Returns an option with the values of the keys that it refers to; if it is nothing but a reference, that value itself."""
+    """Returns an option in which references to keys are replaced by their values.
+
+    If the option is nothing but one reference, the value keeps its type.
+    """
 
     def referred(found: re.Match[str]) -> Any:
         return functools.reduce(operator.getitem, found[1].split("."), document)

@@ -85,8 +85,8 @@ class Stage:
         name: one of READ to PIN (above), or for example "transform: ToTensor".
         where: MAIN or WORKER.
         seconds: wall seconds per sample.
-        cpu_s: CPU seconds per sample; None if unknown. If the stage waits while child processes or other threads of the worker
-            compute, it includes their CPU seconds, up to the seconds of that wait.
+        cpu_s: CPU seconds per sample; None if unknown. While the stage waits, the CPU seconds of child processes and of the
+            worker's other threads are included, up to the seconds of that wait.
         blocked_s: seconds per sample that are neither CPU time nor waits for a core: storage, network, sleep. None if unknown.
         count: number of timed calls. If samples are cheap to make, only some of the batches are timed.
         file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
@@ -175,7 +175,7 @@ class Lines:
         phases_s: phase of STEP_PHASES -> host seconds per step; all phases together take seconds / steps.
         device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
-        num_workers, batch_size: of the training loader; None if unknown. Samples of an item, if an item is a whole batch.
+        num_workers, batch_size: of the training loader; None if unknown. If an item is a batch, batch_size is its samples.
         num_samples: number of samples that the line sampler took of the training thread.
         lines: lines of all phases, sorted by self_s, the largest first; at most 300 for each `where`.
         stages: of the training loader.
@@ -234,7 +234,7 @@ class Traced:
         peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" (on a GPU
             older than Ampere: "float16") -> FLOPs per second of a matrix product, "bytes" -> bytes per second of a copy. {} if
             they could not be measured.
-        left_out: numbers of the ranges in which the program evaluated its model, and of a last one that is not a whole step.
+        left_out: indices of the ranges that are no step: the program evaluated its model in them, or ended in the last one.
         notes: what could not be measured, for example because CUPTI was refused.
     """
 
@@ -272,7 +272,7 @@ class Memory:
         products_in_16_bits: the same for products with inputs in bfloat16 or float16, whichever has more of them; the key
             "bfloat16" stands for that type. {} without such products.
         padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
-            positions where all samples are padded. {} if no tokens are looked up in a table, or if they are packed afterwards.
+            positions where all samples are padded. {} without an embedding of tokens, or if sequences are packed after it.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

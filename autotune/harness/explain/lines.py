@@ -40,7 +40,7 @@ LEAST_EVALUATED_FRAC = 0.1  # there is no note on evaluations that take less of 
 
 
 def pages_touched() -> int:
-    """Returns the number of this process's page faults so far, without those that made it larger than ever before."""
+    """Returns the number of this process's page faults so far, without those by which it reached its peak memory."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt - used.ru_maxrss * 1024 // resource.getpagesize()
 
@@ -248,8 +248,8 @@ class LinesPass(Pass):
     def _wait_s(self, total_s: float) -> float:
         """Returns for how many seconds the training thread waited for the training loader, whose waits so far are `total_s`.
 
-        If another loader has become the training loader meanwhile, the waits for all loaders count. If another thread fetches
-        the batches, the loader counts that thread's waits, but the training thread waits elsewhere.
+        Never more than the seconds in phase "input": if another thread fetches the batches, the loader counts the waits of that
+        thread. If another loader has become the training loader meanwhile, the waits for all loaders count.
         """
         input_s = self._marks.seconds[INPUT]
         if self.context.loaders.training is not self._training:
@@ -282,7 +282,9 @@ class LinesPass(Pass):
         return self._per_sample([*stages, *stages_of(own, {}, MAIN, knows_delays=False)], counts), lines
 
     def _per_sample(self, stages: List[Stage], counts: Dict[str, Any]) -> List[Stage]:
-        """Returns stages, whose seconds are per item of the data set, with seconds per sample: an item may be a whole batch.
+        """Converts the seconds of stages from seconds per item of the data set to seconds per sample.
+
+        The two differ if an item is a whole batch.
 
         Args:
             stages: the stages.

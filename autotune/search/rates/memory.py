@@ -45,12 +45,12 @@ NOISE_FRAC = 0.02
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-# Below, "a trial's own memory" stands for the largest of all peaks; on a CPU, PROCESS_BYTES are subtracted. This share of it
-# does not grow with the batch: prior mean and standard deviation.
+# Below, "the largest own memory" is the largest peak of all trials, on a CPU without PROCESS_BYTES. FIXED_FRAC and FIXED_SPREAD
+# are the prior mean and standard deviation of the share of it that does not grow with the batch.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
 # the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0. Its standard
-# deviation is CLASS_FIXED_SPREAD, as a share of a trial's own memory. For what a number of threads adds on a CPU (stacks,
+# deviation is CLASS_FIXED_SPREAD, as a share of the largest own memory. For what a number of threads adds on a CPU (stacks,
 # buffers of the kernels), the standard deviation is at least THREADS_BYTES.
 CLASS_SPREAD = 0.2
 CLASS_FIXED_SPREAD = 0.1
@@ -81,9 +81,10 @@ class Peak:
 class MemoryModel:
     """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
 
-    m cannot be negative, and trials with the same batch size say little about it. So the model is a mixture over scales of m:
-    multiples of the largest peak (GROWING). For each scale, the other weights are fitted by least squares with priors, and the
-    trials determine the probability of the scale. A trial that ran out of memory counts as needing at least all of the memory.
+    m cannot be negative, and trials with the same batch size say little about it. So the model averages over many values of m,
+    given as multiples of the largest peak (GROWING). For each value, the other weights are fitted by least squares with priors,
+    and the trials determine how probable the value is. A trial that ran out of memory counts as needing at least all of the
+    memory.
 
     Args:
         peaks: past trials.
@@ -126,8 +127,9 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        The probability is 0 if a trial that needs at most as much memory ran out of it, and 1 if a trial that needs at least as
-        much fitted. In all other cases the model decides; without a model or a batch size, the probability is 1.
+        The probability is 0 if a trial ran out of memory that needs at most as much as this configuration, and 1 if a trial
+        fitted that needs at least as much. In all other cases the model decides; without a model or a batch size, the
+        probability is 1.
         """
         return float(self.chances([params])[0])
 

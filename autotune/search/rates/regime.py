@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-# The largest D that is considered is MOST_TIMES times the rate. The largest uncertainty of D is LEAST_SURE times the rate's.
+# The largest D that is considered is MOST_TIMES times the rate. D counts as at most LEAST_SURE times as uncertain as the rate.
 MOST_TIMES, LEAST_SURE = 20.0, 20.0
 # If threads and workers compete for cores, threads wait for one another, and only this share of the rate remains. Measured
 # with four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
@@ -50,7 +50,8 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
         workers: number of loader processes.
         threads: number of the step's threads, if it computes on the CPU.
         machine: number of cores, and whether the step computes on them.
-        waiting: how much threads wait for the workers' cores: 1 if every worker stalls the whole step, 0 if no thread waits.
+        waiting: share of the step that is delayed when a worker takes a core from one of its threads: 1 if the whole step waits
+            for that thread, 0 if no other thread waits.
     """
     in_turn = 1 / (1 / device + 1 / loader)
     overlapped = (device**-SHARPNESS + loader**-SHARPNESS) ** (-1 / SHARPNESS)
