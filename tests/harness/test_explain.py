@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gc
 import gzip
@@ -421,6 +422,17 @@ def test_source_files_are_classified_as_program_library_or_harness() -> None:
     assert sources.kind_of_file(kineto.__file__) == HARNESS
     assert sources.kind_of_file("<frozen importlib>") == LIBRARY
     assert sources.kind_of_file("/tmp/torchinductor_me/ab/cab.py") == LIBRARY
+
+
+def test_profiler_runs_if_the_program_has_closed_its_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> int:
+        raise OSError(errno.EBADF, "closed")
+
+    monkeypatch.setattr(kineto.os, "dup", fail)
+    notes: list[str] = []
+    with kineto.quiet(notes):
+        notes.append("ran")
+    assert notes == ["ran"]
 
 
 def test_output_of_kineto_is_hidden_and_missing_gpu_permission_becomes_a_note(capfd: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,14 @@ def quiet(notes: List[str]) -> Iterator[None]:
     """
     with contextlib.suppress(Exception):  # the program may have closed it
         sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as written:
+    with contextlib.ExitStack() as held:
+        try:
+            kept = os.dup(2)
+            held.callback(os.close, kept)
+            written = held.enter_context(tempfile.TemporaryFile())
+        except OSError:  # the program has closed its stderr, or there is no temporary folder: nothing is held back
+            yield
+            return
         os.dup2(written.fileno(), 2)
         try:
             with warnings.catch_warnings():
@@ -32,7 +38,6 @@ def quiet(notes: List[str]) -> Iterator[None]:
                 yield
         finally:
             os.dup2(kept, 2)
-            os.close(kept)
             written.seek(0)
             for line in written:
                 if refused := REFUSED.search(line):
