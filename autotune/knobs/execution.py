@@ -197,10 +197,10 @@ COMPILE_SCOPE = Knob(
     },
     summary=(
         "What torch.compile is applied to: the whole model, or each of its repeated blocks on its own (regional compilation). "
-        "A block is a module directly in a Sequential or ModuleList, but not inside another block. If blocks have several "
-        "classes, only the most frequent class is used. Blocks that differ only in their weights share one compilation. It "
-        "needs compile.mode=default: with CUDA graphs of single blocks, a validation would overwrite one block's output before "
-        "the next block has read it, and torch stops with an error."
+        "A block is a module that has submodules and is directly in a Sequential or ModuleList, but not inside another block. "
+        "If blocks have several classes, only the most frequent class is used. Blocks that differ only in their weights share "
+        "one compilation. It needs compile.mode=default: with CUDA graphs of single blocks, a validation would overwrite one "
+        "block's output before the next block has read it, and torch stops with an error."
     ),
     helps=(
         "Deep models of equal blocks (transformers): `blocks` compiles one block in place of dozens, so the first step comes "
@@ -251,9 +251,9 @@ ACTIVATION_CHECKPOINTING = Knob(
     },
     summary=(
         "Keeps no activations inside the model's repeated blocks: each block's forward is run again in the backward pass, with "
-        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). A block is a module directly in a Sequential "
-        "or ModuleList, but not inside another block. If blocks have several classes, only the most frequent class is used. "
-        "For models of the transformers library, the library's own switch is used."
+        "the same random numbers (torch.utils.checkpoint, use_reentrant=False). A block is a module that has submodules and is "
+        "directly in a Sequential or ModuleList, but not inside another block. If blocks have several classes, only the most "
+        "frequent class is used. For models of the transformers library, the library's own switch is used."
     ),
     helps=(
         "A device full of activations (long sequences, large images, deep models): only the activations of one block and those "

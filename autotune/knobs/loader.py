@@ -98,7 +98,8 @@ NUM_WORKERS = Knob(
         "datasets, passing batches between processes costs more than the workers save. Not applicable to a data set that has a "
         "random generator of its own (all workers would draw the same numbers) or an open file (workers would share its "
         "position), unless the loader has a worker_init_fn. Not applicable, either, if the data set or the collate function "
-        "puts the batches on the GPU."
+        "puts the batches on the GPU, if the program changes the data set or sampler between batches, or if an IterableDataset "
+        "does not call get_worker_info() (every worker would yield all of its data)."
     ),
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )
@@ -321,7 +322,7 @@ NON_BLOCKING = Knob(
     hurts=(
         "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied. "
         "If the knob is set to false, the program's own non_blocking=True is ignored; if the knob is not set, it stays in "
-        "force. Not measured on a GPU yet."
+        "force. Not applicable to a loader that writes each batch into the tensors of the last one. Not measured on a GPU yet."
     ),
 )
 
@@ -348,7 +349,8 @@ DEVICE_PREFETCH = Knob(
     hurts=(
         "The device holds one batch more. The program gets a batch only after the loader has made the next one too, so it "
         "waits longer for a slow loader. With loader.num_workers=0 the order of random numbers between data set and model "
-        "changes. Not measured on a GPU yet."
+        "changes. Not applicable to a loader that writes each batch into the tensors of the last one, or if the program "
+        "changes its data set or sampler between batches. Not measured on a GPU yet."
     ),
 )
 

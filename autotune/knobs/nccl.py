@@ -184,7 +184,8 @@ PROTO = _nccl(
     helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
     hurts=(
         "NCCL's documentation advises against setting it, except to exclude a protocol. LL128 corrupts data on hardware that "
-        "does not support it, so no value here selects it. Small messages suffer without the low-latency protocols."
+        "does not support it. `^LL` lets NCCL use LL128 even there, so it is never tried unless you name it. Small messages "
+        "suffer without the low-latency protocols."
     ),
 )
 
