@@ -166,12 +166,13 @@ class SearchOptions:
             program on the same machine, and leaves out configurations that ran out of memory there. off uses no earlier study.
             The name of a study, or several as [A,B], begins with the best configurations of these studies, even if they tuned
             another program. Earlier results do not count as measurements.
-        seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals.
+        seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals. Those of
+            earlier studies (`warm_start`) are tried in any case.
         decomposition: whether `rates` models device rate and loader capacity separately; false models only the overall rate.
-        memory_model: whether `rates` leaves out configurations that it expects to run out of memory.
+        memory_model: whether `rates` avoids configurations that it expects to run out of memory.
         cost_aware: whether `rates` weighs the expected improvement of a trial against the seconds that the trial takes.
-        stop: whether the search ends once `rates` expects no further improvement; false continues until the search's share of
-            the budget is used.
+        stop: whether the search ends once `rates` expects no further improvement, or too little for the time left; false
+            continues until the search's share of the budget is used.
     """
 
     sampler: str = "rates"
@@ -217,8 +218,8 @@ class DeviceOptions:
     Attributes:
         kind: auto (cuda if there is a CUDA device, else cpu), cuda or cpu.
         index: number of the CUDA device, among the visible ones if CUDA_VISIBLE_DEVICES is set, else in the order of
-            nvidia-smi. If it is 0 and the variable is not set, trials train on the GPU that CUDA itself puts first, usually
-            the fastest.
+            nvidia-smi (or of CUDA_DEVICE_ORDER if it is set). If it is 0 and CUDA_VISIBLE_DEVICES is not set, trials train on
+            the GPU that CUDA itself puts first, usually the fastest.
         memory_limit: memory that each process may use: bytes, "8GiB" or a fraction of the device's memory between 0 and 1;
             null for no limit.
     """
@@ -231,6 +232,8 @@ class DeviceOptions:
 @dataclass(kw_only=True, slots=True)
 class SlurmOptions:
     """What autotune requests from Slurm with launcher=slurm; null leaves it to the cluster.
+
+    Inside a job (salloc, sbatch), partition, account, qos, nodes and minutes cannot be given: trials are steps of that job.
 
     Attributes:
         partition: partition of the job.
@@ -283,9 +286,9 @@ class LaunchOptions:
             data, and a GPU (from `device.index` on) or a share of the cores. Batch size and loader workers are per process.
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
-        slots: how many search trials may run in parallel on this machine, each with GPUs and cores of its own; auto is
-            the number of GPUs if the program uses a single GPU, else 1. Trials run in parallel only if a calibration shows
-            that they do not slow each other down. Applies to commands, too.
+        slots: how many search trials may run in parallel, each with GPUs and cores of its own; auto is the number of GPUs if
+            the program is a single process on this machine and the GPUs are alike, else 1. Trials run in parallel only if a
+            calibration shows that they do not slow each other down. Applies to commands, too.
         queue_minutes: longest wait for a node of a cluster; null for no limit. Waiting does not use up the budget.
         slurm: what autotune asks Slurm for.
         ray: what autotune asks Ray for.
@@ -304,7 +307,8 @@ class TrackerOptions:
     """Where results are tracked.
 
     Attributes:
-        uri: MLflow tracking URI. null uses the variable MLFLOW_TRACKING_URI or, if it is not set, the store in the runs folder.
+        uri: MLflow tracking URI; none tracks nothing. null uses the variable MLFLOW_TRACKING_URI or, if it is not set, the
+            store in the runs folder.
         experiment: name of the MLflow experiment. null uses "autotune" ("/Shared/autotune" on Databricks, where a name is an
             absolute path); MLFLOW_EXPERIMENT_NAME is for your own runs and is not used.
     """
@@ -319,14 +323,18 @@ class MeasureOptions:
 
     Attributes:
         screening: warm-up and stopping rules of baseline and search trials. A window takes at most a thirtieth of the budget
-            or twice `min_s`, whichever is longer. If steps come in cycles, it may take a quarter of the budget.
+            or twice `min_s`, whichever is longer. If steps come in cycles, it may take a quarter of the budget, but no more
+            than `cycles_max_s`.
         finals: stricter warm-up and stopping rules, for the finals.
-        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far.
+        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far of its
+            tier or a lower one. Has an effect only if the objective depends on the rate alone.
         quiet: whether a disturbed trial (other programs on its cores or device, an overheated device) is repeated. A trial that
-            is disturbed again gets no rate. false only notes the disturbance and keeps the rate.
+            is disturbed again gets no rate, unless the machine is never quiet. false only notes the disturbance and keeps the
+            rate.
         start_s: limit from launch to the first batch, seconds.
         compile_s: limit of the compile phase, seconds.
-        step_s: limit of one step, seconds. A trial without progress for this long, in warm-up or window, counts as hung.
+        step_s: limit of one step, seconds. A trial without progress for this long, after its start and outside compilation,
+            counts as hung.
     """
 
     # If the times of slow steps (see `slow_step_s`) vary by 8 %, a window of eight seconds resolves differences of 4 %. Fifteen
@@ -346,8 +354,9 @@ class ParityOptions:
 
     Attributes:
         steps: number of optimizer steps, counted from the first, whose losses are compared with the baseline's. Both runs use
-            the same seed and batches. 0 for no comparison.
-        tolerance: by what fraction the loss may be worse than the baseline's.
+            the same seed and batches. If the steps take longer than 20 s or 3 % of the budget, fewer are compared. 0 for no
+            comparison.
+        tolerance: by what fraction the loss may be worse than the baseline's. The first loss may differ by three times as much.
     """
 
     steps: int = 40
@@ -361,8 +370,8 @@ class RecordOptions:
     Attributes:
         configurations: how many to measure at most. A larger search space is sampled; a smaller one is measured completely.
         repeats: measurements of each configuration, in fresh processes. Each round measures every configuration once.
-        repeats_of_best: further measurements of the configurations that are at most a fifth worse than the best, so that
-            noise does not decide which search method looks better in `autotune replay`.
+        repeats_of_best: further measurements of the best few configurations (at most five, each at most a fifth worse than the
+            best), so that noise does not decide which search method looks better in `autotune replay`.
         minutes: wall time of one run; null for no limit. `autotune resume` continues the recording.
     """
 
