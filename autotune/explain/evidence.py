@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.explain import host_tables
 from autotune.explain.breakdown import COLLECTIVES, D2D, D2H, H2D, SYNC
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.names import converts_layout
@@ -224,12 +225,8 @@ class Evidence:
 
     @property
     def made(self) -> float:
-        """Samples that rank 0's loader makes for a step: several batches if the program accumulates gradients.
-
-        If the loader's samples are not counted, because the unit is tokens or steps, a step is assumed to take one batch.
-        """
-        lines = self.first
-        return lines.samples / max(1, lines.steps) if lines.unit == "samples" and lines.samples else self.batch
+        """Samples that rank 0's loader makes for a step, as in `host_tables.made`."""
+        return host_tables.made(self.first)
 
     @property
     def num_workers(self) -> int:

@@ -75,15 +75,18 @@ def step_s(lines: Lines) -> float:
 
 
 def demand_per_s(lines: Lines) -> float | None:
-    """Returns D, the samples per second that the program would use if it never waited for the loader; None if unknown.
-
-    A step may take several batches, as in gradient accumulation. If the rate is counted in another unit than samples, such as
-    tokens, a step is assumed to take one batch of the loader.
-    """
-    busy_s = step_s(lines) - (lines.wait_s or 0.0)
-    a_step = lines.samples / lines.steps if lines.steps else 0.0
-    samples = float(lines.batch_size) if lines.batch_size and not (a_step and lines.unit == "samples") else a_step
+    """Returns D, the samples per second that the program would use if it never waited for the loader; None if unknown."""
+    busy_s, samples = step_s(lines) - (lines.wait_s or 0.0), made(lines)
     return samples / busy_s if samples and busy_s > 0 else None
+
+
+def made(lines: Lines) -> float:
+    """Returns the samples that a rank's loader makes for a step: several batches if the program accumulates gradients.
+
+    If the loader's samples are not counted, because the unit is tokens or steps, a step is assumed to take one batch.
+    """
+    counted = lines.samples / max(1, lines.steps)
+    return counted if counted and lines.unit == "samples" else float(lines.batch_size or counted)
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:

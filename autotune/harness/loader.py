@@ -46,6 +46,7 @@ class Loader:
         self.largest_batch = 0.0
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
+        self._probes: Any = weakref.WeakSet()  # of the iterators that exist
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
         self.has_own_iterators = False  # whether it is of a library's own class, which keeps its iterators itself
         self.is_target = self.is_made_persistent = self.has_added_workers = False
@@ -136,11 +137,16 @@ class Loader:
         """Whether to note facts about the data set: true for the first NUM_EXAMINED batches of a loader without workers."""
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
+    def needs_indices_of(self, probe: Optional[batches.BatchSizeProbe]) -> bool:
+        """Adds the probe of a new iterator, if it has one; returns `needs_indices`."""
+        if probe is not None:
+            self._probes.add(probe)
+        return self.needs_indices
+
     @property
     def needs_indices(self) -> bool:
-        """Whether something is still to be found out when the loader draws the indices of its next batch."""
-        probe = getattr(self._iterator(), "_autotune_probe", None)
-        return self.is_watched or (probe is not None and probe.is_active)
+        """Whether something is still to be found out when an iterator of the loader draws the indices of its next batch."""
+        return self.is_watched or (not self.sizes.is_known and bool(self._probes))
 
     def examine(self, loader: Any) -> None:
         """Notes whether the data set holds an open file, and the random generators that exist; called at the first iteration.

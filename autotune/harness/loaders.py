@@ -101,11 +101,9 @@ class LoaderWatch:
                     watch._begins_epoch(info)
                     if watch._is_examining:
                         watch._guarded(functools.partial(info.examine, loader))
-                    if info.is_watched:
-                        watch._indices.install()
                 start(self, loader)
                 self._autotune_probe = None if info is None or info.sizes.is_known else batches.probe_batch_size(self)
-                if self._autotune_probe is not None:
+                if info is not None and info.needs_indices_of(self._autotune_probe):
                     watch._indices.install()
 
             return __init__

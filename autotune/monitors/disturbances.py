@@ -47,6 +47,11 @@ class Disturbance:
     words: str
 
 
+def foreign_limit(num_cores: float) -> float:
+    """Returns how many cores other programs may use on a machine with this many cores."""
+    return max(FOREIGN_CORES, FOREIGN_FRAC * num_cores)
+
+
 def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturbance]:
     """Returns disturbances of the CPU.
 
@@ -57,7 +62,7 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
     if use is None or use.seconds < MIN_WINDOW_S:
         return []
     found = []
-    limit = max(FOREIGN_CORES, FOREIGN_FRAC * use.num_cores)
+    limit = foreign_limit(use.num_cores)
     if use.foreign_cores is not None and use.foreign_cores > limit and (_lacked_cores(use) or not is_trial_running):
         words = f"other programs used {use.foreign_cores:.2g} of {_cores(use)}{_culprits(use)}"
         found.append(Disturbance(kind=CPU, amount=use.foreign_cores, limit=limit, words=words))

@@ -63,7 +63,7 @@ def told(record: TrialRecord, *, worst: Sequence[float], memory_capacity_bytes: 
     Args:
         record: the trial.
         worst: lowest score of any trial of the study, for each objective.
-        memory_capacity_bytes: memory of the device, or the process's limit if there is one; None when unknown.
+        memory_capacity_bytes: memory that each process of the trial may fill; None when unknown.
     """
     values = scores_of(record)
     if (record.outcome.has_value or record.outcome is Outcome.parity) and None not in values:

@@ -80,19 +80,22 @@ def study_uri(folder: StudyFolder) -> str | None:
     The path of a SQLite file counts from the folder in which the study was started, wherever `sync` or `resume` is called.
     """
     uri = _study_option(folder, "uri")
-    file = (uri or "").removeprefix(SQLITE)
-    if uri is None or file == uri or file.startswith((":memory:", "${")):
-        return uri
     with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
-        if os.path.isdir(cwd := folder.read_study().cwd):
-            return SQLITE + os.path.join(cwd, file)
+        if uri is not None and os.path.isdir(cwd := folder.read_study().cwd):
+            return _absolute(uri, cwd)
     return uri
+
+
+def _absolute(uri: str, cwd: str) -> str:
+    """Returns an address, in which the path of a SQLite file is absolute."""
+    file = uri.removeprefix(SQLITE)
+    return uri if file == uri or file.startswith((":memory:", "${")) else SQLITE + os.path.join(cwd, file)
 
 
 def may_use(folder: StudyFolder, uri: str) -> bool:
     """Whether a study's configuration has this address or none. Credentials are not compared, since they are not stored."""
     configured = study_uri(folder)
-    return configured is None or Secrets().text(_resolved(configured)) == Secrets().text(uri)
+    return configured is None or Secrets().text(_resolved(configured)) == Secrets().text(_absolute(uri, os.getcwd()))
 
 
 def chosen_experiment(uri: str, folder: StudyFolder | None = None) -> str:

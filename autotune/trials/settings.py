@@ -85,11 +85,12 @@ def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int:
 def memory_of_process_bytes(inputs: StudyInputs, first: RankResult) -> int:
     """Returns the memory that each process of a trial may fill; `first` is rank 0's result of the baseline.
 
-    On a CPU, the processes on a machine share its memory, unless each has a limit of its own.
+    On a CPU, the processes on a machine share its memory, also if each has a limit.
     """
-    seen, has_limit = memory_seen_bytes(inputs, first), inputs.config.device.memory_limit or first.memory.get("capacity_bytes")
+    seen = memory_seen_bytes(inputs, first)
     if first.memory.get("kind") == "cpu":
-        return seen if has_limit else seen // math.ceil(first.world_size / (first.facts.get("num_nodes") or 1))
+        num_ranks = math.ceil(first.world_size / (first.facts.get("num_nodes") or 1))
+        return min(seen, capacity_bytes(inputs.machine, DeviceOptions(kind="cpu")) // num_ranks)
     total = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes") or seen
     return min(seen, int(float(inputs.space.pinned.get(FRACTION.key, 1.0)) * total))
 

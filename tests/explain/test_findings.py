@@ -9,6 +9,7 @@ from autotune.explain.breakdown import COLLECTIVES
 from autotune.explain.evidence import Operations, operations_of
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
+from autotune.explain.findings.pipeline import supply_s
 from autotune.explain.findings.restarts import PERSISTENT
 from autotune.explain.gains import Gain, gain_of_part
 from autotune.explain.table import Table
@@ -618,6 +619,12 @@ def test_a_rank_without_a_document_does_not_make_the_pass_seem_slow():
     assert one_of_two.slowdown == pytest.approx(1.0)
     both = made.evidence(made.lines(world_size=2), made.lines(rank=1, world_size=2), record=made.record(value=640.0))
     assert both.slowdown == pytest.approx(1.0)
+
+
+def test_supply_of_all_ranks_is_compared_with_the_samples_of_all_ranks():
+    one_of_two = made.evidence(made.lines(world_size=2), record=made.record(loader_rate=640.0))
+    both = made.evidence(made.lines(world_size=2), made.lines(rank=1, world_size=2), record=made.record(loader_rate=640.0))
+    assert supply_s(one_of_two) == pytest.approx(supply_s(both))
 
 
 def test_recompilation_within_the_observed_steps_is_found():

@@ -227,6 +227,16 @@ def test_stages_are_timed_per_sample_if_an_item_is_a_whole_batch(observed: Obser
     assert found.batch_size == facts.get("rows")
 
 
+def test_stages_stay_per_sample_with_a_batch_sampler_that_has_no_batch_size(observed: Observed) -> None:
+    observed.begin(batch_size=None, total_samples=320.0, total_batches=10.0)
+    stages = observed.lines._stages
+    stages.num_fetches, stages.num_samples, stages.num_timed = 10, 640, 640
+    stages.totals = {ITEM: [6.4, 3.2, 0.0, 0.0, 640.0]}
+    observed.step()
+    (stage,) = observed.finish().stages
+    assert stage.seconds == pytest.approx(0.01)
+
+
 def test_wait_is_that_of_all_loaders_if_another_loader_trains_now(observed: Observed) -> None:
     observed.begin(total_wait_s=50.0)
     observed.lines._marks.leave(observed.lines._marks.enter(INPUT))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from autotune.harness.batches import BatchSizeProbe
 from autotune.harness.collating import takes_only_first
 from autotune.harness.knobs.loader import ANOTHER_ORDER, FIRST_ONLY, TOO_FEW, UNPACKED, applicability
 from autotune.harness.loader import Loader
@@ -20,6 +21,17 @@ from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPAR
 from tests.harness.conftest import RULES, Trial, baseline_then
 
 KNOBS = {"loader.batch_size": 6, "loader.num_workers": 1}
+
+
+def test_indices_are_watched_while_any_iterator_needs_them():
+    loader = Loader(0, {"dataset": [1, 2]})
+    outer, inner = BatchSizeProbe(), BatchSizeProbe()
+    assert loader.needs_indices_of(outer)
+    assert loader.needs_indices_of(inner)
+    del inner
+    assert loader.needs_indices, "the program goes on with the outer one"
+    del outer
+    assert not loader.needs_indices
 
 
 def test_knobs_change_only_the_training_loader_and_keep_its_worker_init_fn(trial: Trial) -> None:

@@ -155,7 +155,8 @@ def test_memory_limit_applies_to_the_gpu_if_there_is_one(kind, gpus, visible, ex
     [
         ({"kind": "cpu"}, (4, 1), None, {}, 2**32),  # as in `Goal`, which adds up what the ranks use
         ({"kind": "cpu"}, (8, 2), None, {}, 2**32),  # four on each machine
-        ({"kind": "cpu"}, (4, 1), "8GiB", {}, 2**33),  # a limit is that of each process
+        ({"kind": "cpu"}, (4, 1), "8GiB", {}, 2**32),  # a limit of each process; together, they have no more than the host
+        ({"kind": "cpu"}, (4, 1), "1GiB", {}, 2**30),
         ({"kind": "cpu", "capacity_bytes": 2**31}, (4, 1), None, {}, 2**31),
         ({"kind": "cuda", "capacity_bytes": 2**36}, (4, 1), None, {}, 2**36),  # each rank has its GPU
         ({"kind": "cuda", "capacity_bytes": 2**36}, (1, 1), None, {"memory.fraction": 0.5}, 2**35),

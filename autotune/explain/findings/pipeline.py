@@ -139,8 +139,7 @@ def _work(stage: Stage) -> tuple[float, float]:
 def supply_s(evidence: Evidence) -> float:
     """Returns the seconds that the workers need to make a step's samples if nothing delays them."""
     rate = evidence.record.loader_rate
-    samples = evidence.first.samples / max(1, evidence.first.steps)
-    by_rate_s = samples * len(evidence.lines) / rate if rate else 0.0
+    by_rate_s = evidence.samples / rate if rate else 0.0
     by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made / max(1, evidence.num_workers)
     return max(by_rate_s, by_stages_s)
 

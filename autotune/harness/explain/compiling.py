@@ -12,7 +12,7 @@ MAX_REASON = 500  # characters
 
 
 class Compilations:
-    """What torch.compile compiles from now on, except in steps that do not count."""
+    """What torch.compile compiles, and the seconds that it takes from now on, except in steps that do not count."""
 
     def __init__(self) -> None:
         self._before = self._step_began = _metrics()
@@ -29,7 +29,7 @@ class Compilations:
     def result(self, sources: Sources) -> Optional[Compiled]:
         """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
 
-        Returns None if nothing was compiled.
+        Graph breaks in steps that do not count are included. Returns None if nothing was compiled.
 
         Args:
             sources: determines whose code a file contains.

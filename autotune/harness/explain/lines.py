@@ -291,10 +291,10 @@ class LinesPass(Pass):
             counts: the loader's fetches, and the items in them, as in `Stages.counts`.
         """
         training = self.context.loaders.training
-        if training is None or not counts["samples"] or not (training.rows or training.batch_size is None):
+        is_batch = counts["samples"] == counts["fetches"] > 0  # a batch sampler without a batch size asks for more items
+        if training is None or not is_batch or not (training.rows or training.batch_size is None):
             return stages
-        a_batch = training.rows or training.total_samples / max(1.0, training.total_batches)
-        by = a_batch * counts["fetches"] / counts["samples"] or 1.0  # samples of an item
+        by = training.rows or training.total_samples / max(1.0, training.total_batches) or 1.0  # samples of an item
 
         def divided(stage: Stage) -> Stage:
             cpu_s, blocked_s = (each if each is None else each / by for each in (stage.cpu_s, stage.blocked_s))

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.knobs.base import value_text
-from autotune.monitors.disturbances import FOREIGN_CORES, FOREIGN_FRAC, STEAL_CORES
+from autotune.monitors.disturbances import STEAL_CORES, foreign_limit
 from autotune.quantities import bytes_text, number_text, percent_text, share_text, step_time_text
 from autotune.records import Kind, Knobs, TrialRecord, objective_names
 from autotune.report.changes import entries_of
@@ -90,7 +90,7 @@ def _foreign(records: Sequence[TrialRecord], study: Study) -> list[str]:
     stolen = [value for record in records if (value := record.metrics.get("host.steal_cores")) is not None]
     if not used:
         return []
-    limit = max(FOREIGN_CORES, FOREIGN_FRAC * cores) if isinstance(cores, int | float) else FOREIGN_CORES
+    limit = foreign_limit(cores if isinstance(cores, int | float) else 0)
     is_quiet = max(used) <= limit and max(stolen or [0.0]) <= STEAL_CORES
     said = "Yes: while" if is_quiet else "Not always: while"
     said += f" trials were measured, other programs used at most {max(used):.2f} of {cores} cores"
