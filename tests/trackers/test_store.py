@@ -77,8 +77,9 @@ def test_stored_address_is_recognised_although_its_credentials_are_not_stored(fo
     assert store.may_use(folder, "http://me:s3cret@host:3") == is_same
 
 
-def test_relative_file_of_a_study_is_recognised_if_it_is_typed_again(folder, monkeypatch):
-    monkeypatch.chdir(folder.read_study().cwd)
+def test_relative_file_of_a_study_is_recognised_if_it_is_typed_again(folder, monkeypatch, tmp_path):
+    folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
     folder.config_file.write_text("tracker:\n  uri: sqlite:///mine.db\n", encoding="utf-8")
     assert store.may_use(folder, "sqlite:///mine.db")
     assert not store.may_use(folder, "sqlite:///other.db")
