@@ -26,8 +26,10 @@ FALL_FRAC = 0.02
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue shrinks
 LEAST_BATCHES = 3  # fewer batches in a window do not tell what a batch costs
 GLANCE_S = 0.1  # minimum time between two readings; without it, ranks of a group would read at every step
-# The step and the workers share cores if together they need more cores than are available: by more than SHARED_FRAC of the
-# available cores, and by more than SHARED_CORES cores.
+# The step and the workers share cores if together they ask for more cores than are available: by more than SHARED_FRAC of the
+# available cores, and by more than SHARED_CORES cores. A worker asks for a core while it uses one and while it waits for one
+# that this program itself uses: workers that share the step's cores use no more than it leaves them. While a worker waits, all
+# cores are in use, so the program causes as much of the wait as it uses of the cores, and other programs cause the rest.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1
 
 
@@ -139,11 +141,14 @@ class Supply:
         begin, end = self._opened, self._closed
         if begin is None or end is None or end.now_s <= begin.now_s:
             return None
-        seconds = end.now_s - begin.now_s
-        own = num_threads if num_threads is not None else min(1.0, (end.cpu_s - begin.cpu_s) / seconds)
-        workers_cpu_s = sum(now.cpu_s - _counters_of(begin, index).cpu_s for index, now in enumerate(end.workers))
-        asked = own + workers_cpu_s / seconds
+        seconds, main_cpu_s = end.now_s - begin.now_s, end.cpu_s - begin.cpu_s
+        before = [_counters_of(begin, index) for index in range(len(end.workers))]
+        cpu_s = sum(now.cpu_s - then.cpu_s for now, then in zip(end.workers, before))  # noqa: B905 (Python 3.9)
+        delay_s = sum(now.delay_s - then.delay_s for now, then in zip(end.workers, before))  # noqa: B905
         cores = self._num_cores()
+        own = num_threads if num_threads is not None else min(1.0, main_cpu_s / seconds)
+        own_frac = min(1.0, (main_cpu_s + cpu_s) / (cores * seconds))
+        asked = own + (cpu_s + own_frac * delay_s) / seconds
         return SHARED if asked > cores + max(SHARED_FRAC * cores, SHARED_CORES) else SEPARATE
 
     def capacity_per_s(self) -> Optional[float]:

@@ -26,6 +26,7 @@ class Queue:
     def __init__(self, *, workers: int, make_per_s: float, take_per_s: float, full: float, **cpu: float) -> None:
         self.workers, self.make_per_s, self.take_per_s, self.full = workers, make_per_s, take_per_s, full
         self.step_cpu_s, self.batch_cpu_s = cpu.get("step_cpu_s", 0.0), cpu.get("batch_cpu_s", 0.0)
+        self.batch_delay_s = cpu.get("batch_delay_s", 0.0)
 
     def at(self, now_s: float) -> Reading:
         made = self.full + self.make_per_s * now_s
@@ -33,7 +34,8 @@ class Queue:
         if taken > made:
             taken = made
         each = made / self.workers
-        counters = Counters(each, each * self.workers / self.make_per_s, each * self.batch_cpu_s, 0.0, 0.0)
+        busy_s, delay_s = each * self.workers / self.make_per_s, each * self.batch_delay_s
+        counters = Counters(each, busy_s, each * self.batch_cpu_s, delay_s, 0.0)
         return Reading(now_s, taken, taken * self.step_cpu_s, [counters] * self.workers)
 
 
@@ -91,6 +93,21 @@ def test_many_workers_that_mostly_sleep_do_not_count_as_sharing_the_cores(monkey
     found, _ = window(queue, monkeypatch)
     assert found.regime(2) == SEPARATE
     assert found.regime(None) == SEPARATE
+
+
+def test_workers_that_wait_for_a_core_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The step's thread and two workers use just the two cores that there are; each worker waits a third of its time for a core.
+    cpu = {"step_cpu_s": 0.009, "batch_cpu_s": 0.0145}
+    queue = Queue(workers=2, make_per_s=70, take_per_s=70, full=8, **cpu, batch_delay_s=0.0075)
+    assert window(queue, monkeypatch)[0].regime(1) == SHARED
+    alone = Queue(workers=2, make_per_s=70, take_per_s=70, full=8, **cpu)
+    assert window(alone, monkeypatch)[0].regime(1) == SEPARATE
+
+
+def test_waits_for_cores_that_other_programs_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = {"step_cpu_s": 0.002, "batch_cpu_s": 0.001, "batch_delay_s": 0.02}
+    queue = Queue(workers=2, make_per_s=70, take_per_s=70, full=8, **cpu)
+    assert window(queue, monkeypatch)[0].regime(1) == SEPARATE
 
 
 @pytest.mark.parametrize(
