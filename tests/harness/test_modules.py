@@ -42,7 +42,8 @@ def test_a_wrapper_made_anew_in_each_step_is_not_taken_for_the_model(trial: Tria
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("measure", "fork"), ("measure", "fork persistent"), ("measure", "forkserver"), ("apply", "fork ends")]
+    ("mode", "words"),
+    [("measure", "fork"), ("measure", "fork persistent"), ("measure", "forkserver persistent"), ("apply", "fork ends")],
 )
 def test_calls_of_transforms_in_loader_workers_are_not_slowed_down(trial: Trial, mode: str, words: str) -> None:
     run = trial("transforms.py", *words.split(), mode=mode, rules=dataclasses.replace(RULES, min_s=0.6))

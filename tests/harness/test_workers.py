@@ -44,7 +44,8 @@ def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Tria
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_start_and_are_counted_if_the_program_changes_pythonpath(trial: Trial, method: str) -> None:
-    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", is_fresh=True)
+    # Workers that live for all epochs save seconds: each imports torch.
+    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", "persistent=1", is_fresh=True)
     found = run.result()
     assert (found.status, found.error) == ("measured", None), run.stderr
     assert found.regime  # known only if the workers count their batches

@@ -67,6 +67,7 @@ def main():
         num_workers=int(OPTIONS.get("workers", "2")),
         worker_init_fn=tell,
         multiprocessing_context=OPTIONS.get("context"),
+        persistent_workers="persistent" in OPTIONS,
     )
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
