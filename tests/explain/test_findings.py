@@ -216,6 +216,16 @@ def test_on_shared_cores_a_step_without_worker_load_takes_the_main_thread_cpu_ti
     assert unknown.gain.mid > 3
 
 
+def test_on_shared_cores_workers_also_delay_the_receipt_of_batches():
+    """The workers keep up, but the step waits for its core for 10 ms, and the receipt of a batch for 9.6 ms."""
+    received = made.stage("hand-over", 0.0004, where=MAIN, blocked_s=0.0003)
+    given = {"num_workers": 2, "wait_s": 0.02, "phases_s": made.phases(input=0.02), "busy_cpu_s": 0.07}
+    documents = made.lines(FORWARD_LINE, stages=(made.stage("collate", 0.0015), received), **given)
+    finding = top(made.evidence(documents, record=made.record(regime="shared")))
+    assert finding.cause == "slow collate"
+    assert finding.gain.mid == pytest.approx(1 / (1 - 0.9 * (0.1 + 0.096)) - 1)
+
+
 def test_a_loader_that_keeps_up_is_not_a_finding():
     documents = made.lines(
         FORWARD_LINE, stages=(made.stage("decode", 0.0008),), num_workers=1, wait_s=0.012, phases_s=made.phases(input=0.012)

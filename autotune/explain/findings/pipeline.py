@@ -369,8 +369,16 @@ def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share:
     """
     if not freed_s or evidence.alone_s is None:
         return (0.0, 0.6 * freed_s, 1.2 * freed_s)
-    held_up_s = share * (evidence.busy_s - evidence.alone_s)
-    return (0.0, (1 - remaining[1]) * min(held_up_s, freed_s), min(held_up_s + share * evidence.wait_s, 1.2 * freed_s))
+    held_up_s = evidence.busy_s - evidence.alone_s
+    likely_s, most_s = held_up_s + _received_late_s(evidence), held_up_s + evidence.wait_s
+    return (0.0, (1 - remaining[1]) * min(share * likely_s, freed_s), min(share * most_s, 1.2 * freed_s))
+
+
+def _received_late_s(evidence: Evidence) -> float:
+    """Returns the seconds of a step in which the receipt of batches takes no CPU: it waits for a core, or for a worker."""
+    received = (stage for stage in evidence.first.stages if stage.where == MAIN and stage.name == HANDOVER)
+    late_s = math.fsum(max(0.0, stage.seconds - stage.cpu_s) for stage in received if stage.cpu_s is not None)
+    return min(evidence.wait_s, late_s * evidence.made)
 
 
 def _training_alone_s(evidence: Evidence, freed_s: float) -> Saved:
