@@ -129,7 +129,7 @@ def _save(aside: dict[str, str], place: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="autotune-kept-", dir=place))
     for path, copy in aside.items():
         saved = shutil.move(copy, folder / Path(copy).name)
-        print(f"autotune: overwritten by the program: {path}; its previous content is in {saved}", file=sys.stderr, flush=True)
+        print(f"autotune: overwritten or removed: {path}; its previous content is in {saved}", file=sys.stderr, flush=True)
 
 
 def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:

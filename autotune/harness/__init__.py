@@ -3,7 +3,7 @@
 It is loaded into every Python process of a trial. `inject/sitecustomize.py`, first on PYTHONPATH, loads this package by
 file path under the name `_autotune_harness`, so the program's interpreter does not need autotune, only its own torch >= 2.4
 and Python >= 3.9. Nothing here imports anything from the tuner. From here, the tuner imports only modules that need no torch:
-`protocol`, `cores`, `interval`, `explain.documents`, `knobs.affinity`.
+`protocol`, `checkpoints`, `cores`, `interval`, `explain.documents`, `knobs.affinity`.
 
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
     boot.py                   waits for `import torch`
@@ -12,6 +12,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     patches.py                the only place that replaces functions or the class of an nn.Module; also calls functions when a
                               Python module is imported
     guarded_files.py          keeps a trial from overwriting, renaming or removing the user's checkpoints
+    checkpoints.py            how a file is recognised as a checkpoint
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
     libraries.py              which libraries the warm server may import for the program, besides torch
     applied.py, sites.py      apply a file's knobs to a real run, report what took effect, then leave the program alone

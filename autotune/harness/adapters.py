@@ -82,6 +82,20 @@ KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
 # Libraries whose import may read environment variables that differ between trials (launchers/environment.py sets these).
 TRACKERS = frozenset({"wandb", "mlflow", "comet_ml", "clearml", "neptune", "neptune_scale", "swanlab", "trackio"})
 
+def guard_saves(saving: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wraps functions of libraries that save a checkpoint by code that is not Python's (safetensors 0.8, written in Rust).
+
+    Args:
+        saving: wraps a function `save(object, path, ...)`.
+    """
+
+    def around(save_file: Any) -> Any:
+        saved = saving(save_file)
+        return lambda tensors, filename, *arguments, **named: saved(tensors, filename, *arguments, **named)
+
+    patches.on_import("safetensors.torch", lambda module: patches.install(module, "save_file", around))
+
+
 # Models of the library transformers have two methods that turn activation checkpointing on and off. Their layers have a flag
 # that shows whether it is on.
 CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (

@@ -1,9 +1,15 @@
 """Prevents a trial from overwriting, renaming or removing the user's checkpoints.
 
 If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
-protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
-these functions). The replacements do not change the files listed in protocol.KEPT_FILE and do everything else as before. To the
-program, the calls seem to succeed. Data that the program saves to such a file are written to the trial's folder instead.
+protect a name, and the keeper guards only the files that it has found. So this module replaces `torch.save`, the functions of
+`os` that change names, and `shutil.copyfile` (the other functions of `shutil` and `pathlib` call these). The replacements do
+everything else as before, but they do not change
+
+- the files listed in protocol.KEPT_FILE, and
+- other checkpoints that were last changed before the trial began, unless a trial has made them.
+
+To the program, the calls seem to succeed. Data that the program saves to such a file are written to the trial's folder instead,
+where `torch.load` finds them.
 
 A replacement of `torch.load` records from which checkpoints the program continues its training.
 """
@@ -15,10 +21,12 @@ import errno
 import functools
 import itertools
 import os
+import stat
 import sys
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from . import protocol
+from . import adapters, protocol
+from .checkpoints import CHECKPOINTS, is_saved_by_torch
 from .patches import patches
 
 Call = Callable[..., None]
@@ -28,7 +36,7 @@ MAX_VALUES = 100  # of a loaded dictionary or list, at most this many values are
 
 
 def keep(folder: str) -> None:
-    """Replaces the functions of `os` in this process, until its end."""
+    """Replaces the functions of `os` and `shutil` in this process, until its end."""
     global kept
     kept = Kept(folder)
     for name in ("rename", "replace"):
@@ -37,6 +45,8 @@ def keep(folder: str) -> None:
         _put(name, kept.removing)
     _put("rmdir", kept.removing_folders)
     _put("mkdir", kept.making_folders)
+    patches.on_import("shutil", kept.guard_copies)
+    adapters.guard_saves(kept.saving)
 
 
 def torch_is_there() -> None:
@@ -80,22 +90,27 @@ class Kept:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        names = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)
-        self._file, self._spared, self._made, self._loaded = (os.path.join(folder, name) for name in names)
+        names = (protocol.KEPT_FILE, protocol.OWN_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)
+        self._file, self._own, self._spared, self._made, self._loaded = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes it has removed
+        self._left: Set[str] = set()  # files not in `_paths` that the program believes it has removed
         self._folders: Set[str] = set()  # folders that this process has made
         self._known: Set[str] = set()  # files that this process has saved or renamed, or that are recorded as loaded
         self._num_loaded = 0
+        self._caches = _caches()
+        self._began_ns: Optional[int] = None  # when the trial began, by the clock of its folder's file system
+        with contextlib.suppress(OSError):
+            self._began_ns = os.stat(os.path.join(folder, protocol.SPEC_FILE)).st_mtime_ns
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a `torch.save` that does not change guarded files, and records new files that it is about to make."""
+        """Returns a `torch.save` that does not change the user's files, and records new files that it is about to make."""
 
         def saved(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(f, (str, os.PathLike)):
                 self._know(f)
-                kept = self._kept(f, None)
+                kept = self._kept(f, None) or self._older(f, is_saved=True)
                 if kept is not None:
                     _append(self._spared, kept)
                     f = self._place_for(kept)
@@ -106,11 +121,15 @@ class Kept:
         return saved
 
     def loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a `torch.load` that records checkpoints of a training: files with the state of an optimizer."""
+        """Returns a `torch.load` that finds what the trial has saved instead of the user's files.
+
+        It records checkpoints of a training: files with the state of an optimizer.
+        """
 
         def loaded(f: Any, *arguments: Any, **named: Any) -> Any:
-            found = load(f, *arguments, **named)
-            if self._num_loaded < MAX_LOADED and _is_of_training(found):
+            saved = self._instead_of(f)
+            found = load(saved, *arguments, **named)
+            if saved is f and self._num_loaded < MAX_LOADED and _is_of_training(found):
                 with contextlib.suppress(Exception):  # it was loaded from memory, for example
                     path = os.path.realpath(f if isinstance(f, (str, os.PathLike)) else f.name)
                     if path not in self._known:
@@ -125,14 +144,43 @@ class Kept:
         if len(self._known) < MAX_FOLDERS:
             self._known.add(os.path.realpath(path))
 
+    def guard_copies(self, shutil: Any) -> None:
+        """Replaces the functions of the module `shutil` that write to another file; `copy`, `copy2` and `move` call these."""
+        patches.install(shutil, "copyfile", self._copying)
+        for name in ("copymode", "copystat"):
+            patches.install(shutil, name, self._copying_status)
+
+    def _copying(self, copy: Callable[..., Any]) -> Callable[..., Any]:
+        def copied(src: Any, dst: Any, **named: Any) -> Any:
+            kept = self._copied_over(dst)
+            if kept is None:
+                return copy(self._instead_of(src), dst, **named)
+            _append(self._spared, kept)
+            copy(self._instead_of(src), self._place_for(kept), **named)
+            return dst
+
+        return copied
+
+    def _copying_status(self, copy: Call) -> Call:
+        def copied(src: Any, dst: Any, **named: Any) -> None:
+            if self._copied_over(dst) is None:
+                copy(src, dst, **named)
+
+        return copied
+
+    def _copied_over(self, dst: Any) -> Optional[str]:
+        is_path = isinstance(dst, (str, bytes, os.PathLike))  # it may be a descriptor
+        return self._kept(dst, None) or self._older(dst, is_followed=True) if is_path else None
+
     def renaming(self, rename: Call) -> Call:
         """Returns an `os.rename` or `os.replace` that does not change guarded names."""
 
         def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
-            taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
             origin, target = _at(src, src_dir_fd), _at(dst, dst_dir_fd)
-            is_folder = any(_is_within(kept, os.path.realpath(origin)) for kept in self._paths) and os.path.isdir(origin)
-            if taken is None and source is None and not is_folder:
+            taken = self._kept(dst, dst_dir_fd) or self._older(target)
+            source = self._kept(src, src_dir_fd) or self._older(origin)
+            inside = self._kept_inside(origin)
+            if taken is None and source is None and not inside:
                 is_new = not os.path.lexists(target)
                 rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 self._know(target)
@@ -141,11 +189,12 @@ class Kept:
                 return
             import shutil  # importing it costs milliseconds, and few programs get here
 
-            if is_folder:
+            for path in (*filter(None, (taken, source)), *inside):
+                _append(self._spared, path)
+            if inside:
                 is_empty = os.path.isdir(target) and not os.listdir(target)  # an empty folder may be replaced
                 shutil.copytree(origin, target, symlinks=True, dirs_exist_ok=is_empty)
                 return
-            _append(self._spared, taken or source or "")
             move = shutil.move if source is None else shutil.copy2
             move(origin, target if taken is None else self._place_for(taken))
 
@@ -157,9 +206,12 @@ class Kept:
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             kept = self._kept(path, dir_fd)
             if kept is None:
-                remove(path, dir_fd=dir_fd)
-            else:
-                _append(self._spared, kept)
+                kept = self._older(_at(path, dir_fd))
+                if kept is None:
+                    remove(path, dir_fd=dir_fd)
+                    return
+                self._left.add(kept)
+            _append(self._spared, kept)
 
         return removed
 
@@ -209,27 +261,100 @@ class Kept:
         full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
         return full if full in self._paths else None
 
+    def _older(self, path: Any, *, is_followed: bool = False, is_saved: bool = False) -> Optional[str]:
+        """Returns the resolved path of a checkpoint that is older than the trial and not of a trial; None for other paths.
+
+        The keeper does not know such a file: for example, a configuration file of the program names its folder.
+
+        Args:
+            is_followed: the call would follow a symbolic link. Otherwise, it would change only the link, which is not guarded.
+            is_saved: a checkpoint is about to be saved there, so any file counts as one, and links are followed.
+        """
+        if self._began_ns is None:
+            return None
+        try:
+            status = os.stat(path, follow_symlinks=is_followed or is_saved)
+        except (OSError, ValueError):  # no such file, or no path
+            return None
+        # No call can set the time of the inode's last change (ctime), while a copied file keeps its time of modification.
+        if status.st_ctime_ns >= self._began_ns or not stat.S_ISREG(status.st_mode):
+            return None
+        full = os.path.realpath(os.fsdecode(path))
+        return full if (is_saved or self._is_checkpoint(full)) and not self._is_of_trials(full) else None
+
+    def _is_checkpoint(self, path: str) -> bool:
+        """Whether a file's name or content is a checkpoint's. In caches, other files have such names, too."""
+        is_named = path.endswith(CHECKPOINTS) and not any(_is_within(path, folder) for folder in self._caches)
+        return is_named or is_saved_by_torch(path)
+
+    def _is_of_trials(self, path: str) -> bool:
+        """Whether this trial or an earlier one has made a file or a folder above it."""
+        made: List[str] = []
+        for file in (self._made, self._own):
+            with contextlib.suppress(OSError):  # there is none
+                made += _listed(file)
+        return any(_is_within(path, each) for each in made)
+
+    def _kept_inside(self, path: str) -> List[str]:
+        """Returns the guarded paths inside a folder; none for other paths and for links to folders."""
+        self._read()
+        if not self._paths or os.path.islink(path) or not os.path.isdir(path):
+            return []
+        folder = os.path.realpath(path)
+        return [kept for kept in self._paths if _is_within(kept, folder)]
+
     def _holds_only_kept(self, folder: str) -> bool:
         self._read()
-        return all(any(_is_within(kept, entry.path) for kept in self._paths) for entry in os.scandir(folder))
+        kept = [*self._paths, *self._left]
+        return all(any(_is_within(path, entry.path) for path in kept) for entry in os.scandir(folder))
 
     def _read(self) -> None:
         try:
             status = os.stat(self._file)
             version = (status.st_mtime_ns, status.st_ino)
             if version != self._version:
-                with open(self._file, encoding="utf-8", errors="surrogateescape") as file:
-                    self._paths = {path: os.path.basename(path) for path in file.read().split("\0") if path}
+                self._paths = {path: os.path.basename(path) for path in _listed(self._file)}
                 self._version = version
         except FileNotFoundError:  # nothing is guarded
             self._paths, self._version = {}, None
         except OSError:  # a file server that fails once: what was guarded stays guarded
             pass
 
+    def _place(self, path: str) -> str:
+        """Returns where the trial saves the user's file `path` instead; the same in all processes of the trial."""
+        return os.path.join(self._folder, protocol.SCRATCH, "instead", path.lstrip(os.sep))
+
     def _place_for(self, path: str) -> str:
-        folder = os.path.join(self._folder, protocol.SCRATCH, "instead")
-        os.makedirs(folder, exist_ok=True)
-        return os.path.join(folder, os.path.basename(path))
+        place = self._place(path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        return place
+
+    def _instead_of(self, path: Any) -> Any:
+        """Returns the file that the trial has saved instead of the user's file `path`; `path` itself if there is none."""
+        if isinstance(path, (str, bytes, os.PathLike)):
+            with contextlib.suppress(OSError, ValueError):
+                place = self._place(os.path.realpath(os.fsdecode(path)))
+                if os.path.isfile(place):
+                    return place
+        return path
+
+
+def _caches() -> List[str]:
+    """Returns the folders for caches and temporary files, without those that contain the working directory."""
+    home = os.path.expanduser("~")
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "XDG_CACHE_HOME")
+    named = [*map(os.environ.get, names), "/tmp", os.path.join(home, ".cache"), os.path.join(home, ".triton")]
+    try:
+        here = os.path.realpath(os.getcwd())
+    except OSError:  # the folder is gone
+        here = ""
+    folders = [os.path.realpath(name) for name in named if name]
+    return [folder for folder in folders if not _is_within(here, folder)]
+
+
+def _listed(file: str) -> List[str]:
+    with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+        return [path for path in opened.read().split("\0") if path]
 
 
 def _is_of_training(loaded: Any) -> bool:

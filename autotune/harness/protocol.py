@@ -16,7 +16,8 @@ stored document carries `schema`. History of the schema: 1, the first.
                                              stop.json is {"span", "pids"}
     loader<K>.<P>.bin     worker -> harness  counters of each worker of the K-th DataLoader of process P, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
-    spared.txt            harness -> keeper  paths of kept.txt that the harness has kept the program from changing; same format
+    own.txt               keeper -> harness  files and folders that earlier trials made, which this one may change; same format
+    spared.txt            harness -> keeper  the user's files that the harness has kept the program from changing; same format
     made.txt              harness -> keeper  new files that the program starts to save, and folders that it makes; same format
 """
 
@@ -42,7 +43,8 @@ MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a 
 # free (M_TRIM_THRESHOLD).
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
-KEPT_FILE, SPARED_FILE, MADE_FILE, LOADED_FILE = "kept.txt", "spared.txt", "made.txt", "loaded.txt"
+KEPT_FILE, OWN_FILE, SPARED_FILE = "kept.txt", "own.txt", "spared.txt"
+MADE_FILE, LOADED_FILE = "made.txt", "loaded.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # A trial's folder for files that are removed after the trial. The program's W&B and MLflow write there, to keep the user's
 # records clean.

@@ -92,19 +92,30 @@ class Guarded:
             return not os.path.samestat(os.stat(self.path, follow_symlinks=False), self._lease.status)
         return True
 
+    def has_no_name(self) -> bool:
+        """Returns whether the file that we guard was removed, or replaced, and has no other name."""
+        return self._lease is not None and os.fstat(self._lease.file).st_nlink == 0
+
     def follow(self) -> None:
         """Guards the file that another program has put at the path."""
         self.end()
         self.look()
 
     def copy_aside(self) -> None:
-        """Copies the original aside if there is room, and then sets `aside`."""
-        if self._lease is not None:
+        """Copies the original aside and then sets `aside`. If that fails, sets `why_not`, since the original will be lost."""
+        if self._lease is None:
+            return
+        target: Path | None = None
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            target = _unused(self._folder / self.path.name)
+            copy(self._lease, target)
+            self.aside = target
+        except OSError as error:
+            self.why_not = self.why_not or f"its previous content was lost: {error.strerror or error}"
             with contextlib.suppress(OSError):
-                self._folder.mkdir(mode=0o700, exist_ok=True)
-                target = _unused(self._folder / self.path.name)
-                copy(self._lease, target)
-                self.aside = target
+                if target is not None:
+                    target.unlink()
 
     def _answer(self, lease: Lease) -> None:
         waiting = lease.waiting()

@@ -19,8 +19,9 @@ one JSON object per line, through the keeper's stdin and stdout:
             files that the trial was seen writing, anywhere; loaded: checkpoints from which it continued a training
 
 The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
-them or renaming other files over them (harness/guarded_files.py), which no lease can do. The harness also records which files
-the trial starts to save.
+them or renaming other files over them (harness/guarded_files.py), which no lease can do. The harness also protects checkpoints
+that the keeper does not guard; protocol.OWN_FILE lists what the trial may change, since earlier trials made it. The harness
+records which files it has protected and which files the trial starts to save.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from autotune.harness import protocol
+from autotune.harness.checkpoints import CHECKPOINTS
 from autotune.launchers.guarded import Guarded, remove_left
 from autotune.launchers.leases import SIGNAL
 from autotune.launchers.writers import (
     IN_CLOSE_WRITE,
     IN_CREATE,
+    IN_DELETE,
     IN_ISDIR,
     IN_MOVED_FROM,
     IN_MOVED_TO,
@@ -51,10 +55,6 @@ from autotune.launchers.writers import (
     Processes,
 )
 
-CHECKPOINTS = (
-    *(".pt", ".pth", ".pyth", ".th", ".t7", ".ckpt", ".model", ".weights", ".tar", ".safetensors", ".bin", ".pkl", ".pickle"),
-    *(".h5", ".hdf5", ".keras", ".npz", ".msgpack"),
-)
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
 # Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
@@ -89,12 +89,14 @@ class Trial:
         self._wrote = {Path(path) for path in message["own"]}
         self._own = frozenset(self._wrote)
         self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial made the file
-        self._num_watched, self._published = 0, ""
+        self._num_watched, self._published = 0, list[Path]()
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # earliest and latest time of the next scan
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
         self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version when the trial began
-        self._ended: list[Guarded] = []  # former guards of files that the trial has replaced
+        self._ended: list[Guarded] = []  # former guards of files that the trial has replaced or removed
+        self._appeared: set[Path] = set()  # checkpoints that are guarded because they appeared during the trial
+        self._list(protocol.OWN_FILE, self._own)
         remove_left(map(Path, message["files"]))
         for path in message["files"]:
             self._guard(Path(path))
@@ -144,13 +146,16 @@ class Trial:
         """Ends all guards; returns the report."""
         self.look(is_last=True)
         self._wrote |= self._listed_by_harness(protocol.MADE_FILE)
+        for path in [path for path in self._guarded if self._is_removed(path) and not os.path.lexists(path)]:
+            self._lose(path)  # if no folder could be watched, nothing has reported it yet
         for guarded in self._guarded.values():
             guarded.end()
         self._folders.close()
         spared = self._listed_by_harness(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
         aside = {guarded.path: guarded.aside for guarded in there if guarded.aside}
-        kept = {guarded.path for guarded in there if guarded.is_kept} | spared & self._there
+        # The harness also spares files that appeared during the trial. They may be the trial's own, so they are not reported.
+        kept = {guarded.path for guarded in there if guarded.is_kept} | (spared - self._appeared)
         return {
             "is": "ended",
             "kept": sorted(map(str, kept - aside.keys())),  # a file that was overwritten in the end was not kept
@@ -211,6 +216,8 @@ class Trial:
 
     def _take(self, event: Event) -> None:
         path = event.path
+        if event.mask & IN_DELETE and self._is_removed(path):
+            self._lose(path)
         if event.mask & IN_MOVED_FROM:
             self._moved[event.cookie] = path in self._wrote
         if event.mask & IN_MOVED_TO and self._moved.pop(event.cookie, False):
@@ -221,6 +228,7 @@ class Trial:
     def _take_new(self, path: Path, *, is_folder: bool) -> None:
         if not is_folder:
             if path.name.endswith(CHECKPOINTS) and path not in self._guarded:
+                self._appeared.add(path)
                 self._guard(path)
         elif path.parent != self._place.parents[2]:  # in the folder that holds the studies, new folders are not watched
             self._watch(path)
@@ -229,25 +237,38 @@ class Trial:
                     self._take_new(Path(entry.path), is_folder=entry.is_dir(follow_symlinks=False))
 
     def _take_replaced(self, path: Path) -> None:
-        guarded = self._guarded[path]
-        if path in self._wrote:  # replaced by the trial, in a way that neither lease nor harness could prevent
-            guarded.copy_aside()
-            guarded.end()
-            self._ended.append(self._guarded.pop(path))
+        # A trial can replace a file in ways that neither lease nor harness can prevent.
+        if path in self._wrote or (path in self._there and path in self._processes.opened()):
+            self._lose(path)
         elif os.path.lexists(path):
-            guarded.follow()
+            self._guarded[path].follow()
+
+    def _is_removed(self, path: Path) -> bool:
+        """Whether a path is that of a file of the user that is guarded and has no name any more."""
+        return path in self._there and path in self._guarded and self._guarded[path].has_no_name()
+
+    def _lose(self, path: Path) -> None:
+        """Keeps the original of a file aside that the trial has replaced or removed, and guards it no longer."""
+        guarded = self._guarded.pop(path)
+        guarded.copy_aside()
+        guarded.end()
+        self._ended.append(guarded)
 
     def _publish(self) -> None:
         # Once its original has been copied aside, a file counts as the trial's own.
-        text = "".join(f"{path}\0" for path in sorted(self._guarded) if not self._guarded[path].aside)
-        if text != self._published:
-            self._published = text
-            temporary = self._place / f"{protocol.KEPT_FILE}.tmp"
-            with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the leases still hold
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-                    file.write(text)
-                os.replace(temporary, self._place / protocol.KEPT_FILE)
+        paths = [path for path in sorted(self._guarded) if not self._guarded[path].aside]
+        if paths != self._published:
+            self._published = paths
+            self._list(protocol.KEPT_FILE, paths)
+
+    def _list(self, name: str, paths: Iterable[Path]) -> None:
+        """Writes one of the lists of paths that the harness reads."""
+        temporary = self._place / f"{name}.tmp"
+        with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the leases still hold
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.writelines(f"{path}\0" for path in paths)
+            os.replace(temporary, self._place / name)
 
     def _listed_by_harness(self, name: str) -> set[Path]:
         """Returns the paths that the harness has listed in one of its files."""

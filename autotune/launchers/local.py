@@ -399,7 +399,7 @@ def _prepare(launch: Launch) -> None:
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
         for file in launch.folder.glob(pattern):
             file.unlink()
-    files = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)
+    files = (protocol.KEPT_FILE, protocol.OWN_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)
     for name in (*files, protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).unlink(missing_ok=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):

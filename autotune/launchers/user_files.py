@@ -24,31 +24,37 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
+from autotune.harness.checkpoints import CHECKPOINTS, is_saved_by_torch
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
-from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
+from autotune.launchers.keeper import MAX_LOGS, is_log
 from autotune.launchers.process_tree import exit_status
 from autotune.run_dir import is_study
 from autotune.studies import RESERVED_NAMES, foreign
 
 ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the machine may be swapping
+END_S = 300.0  # longest wait for the keeper's report; it may be copying files that the trial has removed
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper; it may guard fewer of them, and reports the others
-MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
+MAX_DEPTH = 3  # folders deeper than this are searched last for checkpoints and logs, as hidden ones are
 # Why a folder is reported as not guarded.
 TOO_MANY_FOLDERS = "not all folders in it were searched for checkpoints and logs"
 TOO_MANY_ENTRIES = f"taken for a data set, since it has {MAX_ENTRIES:,} entries or more"
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
 MANY_UNNAMED = 100  # if a folder has more files than this whose names have no dot, they are taken for a data set
-# What `torch.save` writes begins with a zip entry of this name, or, before torch 1.6, with this pickled number.
-TORCH_ZIP, TORCH_ENTRY, TORCH_PICKLE = b"PK\x03\x04", b"/data.pkl", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched. In the search
-# for new files, subfolders with more than MAX_INSIDE entries are ignored. Folders in which programs write logs have fewer.
+# In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched, and another
+# MAX_FOLDERS that are hidden or deep. In the search for new files, subfolders with more than MAX_INSIDE entries are ignored.
+# Folders in which programs write logs have fewer.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
+# Folders that are not searched for checkpoints and logs: a trial does not save there, and they have many files.
+UNSEARCHED = IGNORED | {
+    *(".git", ".hg", ".svn", ".dvc", ".cache", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv", ".tox", ".nox"),
+    *("node_modules", "site-packages"),
+}
 STORE_LOCK = ".mlflow.lock"  # lock file next to the embedded tracking store
 NOTES = ".autotune-"  # prefix of the names of files that tuners make in the runs folder
 
@@ -119,7 +125,7 @@ class UserFiles:
         folders, self._folders = self._folders, None
         if folders is None:
             return Report()
-        said = self._keeper.ask({"do": "end"}, "ended") if self._keeper else None
+        said = self._keeper.ask({"do": "end"}, "ended", END_S) if self._keeper else None
         if said is None:  # the keeper was killed: the files were unguarded from then on
             self.close()
             self._keeper = None
@@ -130,7 +136,8 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        self.made.update(map(Path, said.get("aside", {})))  # these now hold the trial's content; the copies hold the user's
+        # What the trial has changed now holds its content; the copies hold the user's.
+        self.made.update(path for path in map(Path, said.get("aside", {})) if os.path.lexists(path))
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),
@@ -180,7 +187,7 @@ class KeeperProcess:
         )
         self.close = weakref.finalize(self, _close, self._process, self._log)
 
-    def ask(self, message: dict[str, Any], expected: str) -> dict[str, Any] | None:
+    def ask(self, message: dict[str, Any], expected: str, wait_s: float = ANSWER_S) -> dict[str, Any] | None:
         """Returns the answer to a message; None if the keeper has exited, does not answer, or gives another answer."""
         process = self._process
         assert process.stdin is not None
@@ -190,7 +197,7 @@ class KeeperProcess:
             process.stdin.flush()
         except OSError:
             return None
-        line, until_s = b"", time.monotonic() + ANSWER_S
+        line, until_s = b"", time.monotonic() + wait_s
         while not line.endswith(b"\n"):
             if not select.select([process.stdout], [], [], max(0.0, until_s - time.monotonic()))[0]:
                 return None
@@ -229,11 +236,13 @@ class Folders:
         A checkpoint is known by its name or, if its name has no dot, by its content.
         Text files are left out, since people edit configuration files while a study runs. For logs, see `logs`.
         """
-        named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
+        # Files on a mounted disk may all be executable.
+        named = [path for path in self._files if path.name.endswith(CHECKPOINTS) or not os.access(path, os.X_OK)]
+        named = [path for path in named if _is_binary(path)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
         for folder, names in self._names.items():
             plain = [folder / name for name in names if "." not in name]
-            there += filter(_is_saved_by_torch, plain if len(plain) <= MANY_UNNAMED else ())
+            there += [path for path in (plain if len(plain) <= MANY_UNNAMED else ()) if _is_saved_by_torch(path)]
         return _writable([*named, *_newest(there)], MAX_NAMED)
 
     def logs(self) -> list[Path]:
@@ -325,10 +334,11 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
 
 
 def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], dict[Path, str]]:
-    """Searches folders and those below them, within MAX_FOLDERS and MAX_DEPTH for each. Links to folders are resolved.
+    """Searches folders and those below them, within MAX_FOLDERS for each. Links to folders are resolved.
 
     The folders in a root come first. Below them, each folder's first subfolder comes before any folder's second one, and so on,
-    so that a data set with a folder per class does not use up MAX_FOLDERS. The studies in the folder `runs` are left out.
+    so that a data set with a folder per class does not use up MAX_FOLDERS. Hidden folders and those below MAX_DEPTH come last;
+    of these, another MAX_FOLDERS are searched. The studies in the folder `runs` and virtual environments are left out.
 
     Returns:
         the names of the files in each folder, and the folders that were searched only in part -> reason
@@ -336,23 +346,29 @@ def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], 
     found: dict[Path, frozenset[str]] = {}
     missed: dict[Path, str] = {}
     for root in sorted(roots, key=lambda path: len(path.parts), reverse=True):  # roots inside other roots first
-        waiting, num_left = [(0, 0, root)], MAX_FOLDERS  # waiting: (place in the order, depth, folder)
+        waiting = [(False, 0, 0, root)]  # (whether hidden or deep, place in the order, depth, folder)
+        num_left, used_up = [MAX_FOLDERS, MAX_FOLDERS], set[tuple[bool, Path]]()
         while waiting:
-            place, depth, path = heapq.heappop(waiting)
+            is_late, place, depth, path = heapq.heappop(waiting)
             folder = path.resolve() if path.is_symlink() else path
-            if depth and (folder in found or not missed.keys().isdisjoint(path.parents) or _is_ours(folder, runs)):
+            is_skipped = any((is_late, parent) in used_up for parent in path.parents)
+            if depth and (folder in found or is_skipped or _is_ours(folder, runs)):
                 continue
-            if not num_left:
+            if not num_left[is_late]:
+                used_up.add((is_late, path.parent))
                 missed[path.parent] = TOO_MANY_FOLDERS
                 continue
-            num_left -= 1
+            num_left[is_late] -= 1
             folders, files = _listed(folder)
+            if depth and "pyvenv.cfg" in files:
+                continue
             found[folder] = frozenset(files)
             if len(folders) + len(files) == MAX_ENTRIES:
                 missed[folder] = TOO_MANY_ENTRIES
-            elif depth < MAX_DEPTH:
-                for number, name in enumerate(filter(_is_searched, sorted(folders))):
-                    heapq.heappush(waiting, (place + number if depth else 0, depth + 1, folder / name))
+                continue
+            for number, name in enumerate(sorted(set(folders) - UNSEARCHED)):
+                late = is_late or depth == MAX_DEPTH or name.startswith(".")
+                heapq.heappush(waiting, (late, place + number if depth else 0, depth + 1, folder / name))
     return found, missed
 
 
@@ -376,7 +392,7 @@ def _newest(paths: list[Path]) -> list[Path]:
 
 
 def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> list[Path]:
-    """Returns the first `most` of the paths that are writable files, each once, with symbolic links resolved.
+    """Returns the first `most` of the paths that are files which a trial can write or replace, each once, links resolved.
 
     Leaves out files below the folder `besides`.
     """
@@ -386,7 +402,8 @@ def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> l
             break
         if path in found or (besides and path.is_relative_to(besides)):
             continue
-        if os.access(path, os.W_OK) and path.is_file():
+        # A file that is read-only can be replaced or removed if its folder is not.
+        if path.is_file() and (os.access(path, os.W_OK) or os.access(path.parent, os.W_OK)):
             found[path] = None
     return list(found)
 
@@ -421,10 +438,7 @@ def _is_binary(path: Path) -> bool:
 
 
 def _is_saved_by_torch(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        head = file.read(256)
-        return (head.startswith(TORCH_ZIP) and TORCH_ENTRY in head) or head.startswith(TORCH_PICKLE)
-    return False
+    return path.is_file() and is_saved_by_torch(path)  # to open a pipe would wait for another program
 
 
 def _names(folder: Path) -> set[str]:

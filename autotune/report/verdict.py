@@ -208,7 +208,8 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
         why = "which an earlier trial had saved: their losses belong to a later part of the training. Let each run start anew"
         said.append(("continued", f"{entry['path']}: {_trials(entry)} continued from this checkpoint, {why}"))
     for entry in files.get("aside") or []:
-        said.append(("overwritten", f"{entry['path']}: by trial {entry['trial']}; its previous content is in {entry['copy']}"))
+        what = f"changed or removed during trial {entry['trial']}; its previous content is in {entry['copy']}"
+        said.append(("overwritten", f"{entry['path']}: {what}"))
     if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
         said.append(("not guarded", f"{_listed(open_)}: a trial that saves there overwrites it"))
     return said

@@ -222,7 +222,11 @@ def _lacked_room(record: TrialRecord) -> bool:
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:
     """Adds the first attempt to the record of the second. The first attempt's time is part of the trial's cost."""
     record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
-    record.evidence["files_left"] = {**earlier.evidence.get("files_left", {}), **record.evidence.get("files_left", {})}
+    for key in ("files_left", "files_new", "files_unguarded"):
+        record.evidence[key] = {**earlier.evidence.get(key, {}), **record.evidence.get(key, {})}
+    # Of a file that both have changed, the first attempt's copy is the user's version.
+    record.evidence["files_aside"] = {**record.evidence.get("files_aside", {}), **earlier.evidence.get("files_aside", {})}
+    record.evidence["files_kept"] = sorted({*record.evidence.get("files_kept", []), *earlier.evidence.get("files_kept", [])})
     record.seconds += earlier.seconds
     note = f"second attempt; the first ended as {earlier.outcome}"
     record.reason = f"{record.reason} ({note})" if record.reason else note

@@ -81,7 +81,8 @@ def test_verdict_reports_what_happened_to_the_user_files(folder):
         "kept  /w/best.pt: trials 0, 1, 2, 3, 4 and 2 more would have changed it; it is unchanged",
         "continued  out/last.pt: trial 3 continued from this checkpoint, which an earlier trial had saved: their losses belong "
         "to a later part of the training. Let each run start anew",
-        "overwritten  /w/last.pt: by trial 1; its previous content is in /w/runs/x/trials/0001/kept/last.pt",
+        "overwritten  /w/last.pt: changed or removed during trial 1; its previous content is in "
+        "/w/runs/x/trials/0001/kept/last.pt",
         "not guarded  /nfs/a.pt (Invalid argument): a trial that saves there overwrites it",
     ]
 

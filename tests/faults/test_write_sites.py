@@ -41,7 +41,7 @@ SITES = {
         harness.explain.kept_results.leave harness.explain.skipping.for_workers harness.explain.trace.TracePass._exported
         harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
         harness.guarded_files._append harness.peers.Peers._renew
-        harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
+        harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._list
         launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget
         launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__
         launchers.slurm_cancel.mark monitors.sealing._rewrite owner.Claim.__exit__

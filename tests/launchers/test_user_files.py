@@ -2,10 +2,12 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from autotune.launchers import guarded, writers
 from autotune.launchers.environment import mark_of
 from autotune.launchers.guarded import Guarded
 from autotune.launchers.keeper import Trial
-from autotune.launchers.user_files import UserFiles
+from autotune.launchers.user_files import Folders, UserFiles
 from autotune.launchers.writers import Processes
 from tests.support.rows import more
 from tests.support.waiting import wait_until
@@ -37,6 +39,9 @@ REMOVE = HARNESS + "os.remove(sys.argv[1])"
 RENAME_AWAY = HARNESS + "os.rename(sys.argv[1], 'old'); assert open('old', 'rb').read(8) == b'precious'"
 TORCH = HARNESS + f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); import torch; torch_is_there()\n"
 SAVE = TORCH + "torch.save(torch.zeros(1), sys.argv[1])"
+SAVE_AND_RENAME = TORCH + "torch.save(torch.zeros(1), 'new'); os.replace('new', sys.argv[1])"
+SAVE_FILE = TORCH + "from safetensors.torch import save_file; save_file({'a': torch.zeros(1)}, filename=sys.argv[1])"
+COPY = HARNESS + "import shutil; open('new', 'wb').write(b'worthless'); shutil.copy2('new', sys.argv[1])"
 READ = "import sys; open(sys.argv[1], 'rb').read()"
 WITHOUT_HARNESS = (
     "import os, sys, time; file = open('new', 'wb'); time.sleep(0.3); file.write(b'worthless'); file.close()\n"
@@ -86,8 +91,17 @@ def run(cwd, code, *words, is_trial=True):
     assert start(cwd, code, *words, is_trial=is_trial).wait() == 0
 
 
+def prepare(cwd):
+    """Prepares a trial's folder as the launcher does: without the lists of an earlier attempt."""
+    time.sleep(0.02)  # the clock of a file system has steps of up to 10 ms: the spec is newer than the user's files
+    shutil.rmtree(place_of(cwd))
+    place_of(cwd).mkdir()
+    (place_of(cwd) / protocol.SPEC_FILE).touch()
+
+
 def trial(files, cwd, code, file, argv=()):
     """Runs a program as a trial; returns the keeper's report."""
+    prepare(cwd)
     files.begin(argv, str(cwd), place_of(cwd))
     run(cwd, code, file)
     return files.end()
@@ -115,6 +129,81 @@ def test_checkpoint_of_the_user_is_unchanged_after_a_trial(files, cwd, code, fil
     assert path.read_bytes() == PRECIOUS
     assert (after.st_mode, after.st_mtime_ns, after.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid)
     assert {entry.name for entry in path.parent.iterdir()} <= {path.name, "old", "out"}
+
+
+@pytest.mark.parametrize("code", [SAVE, SAVE_AND_RENAME, SAVE_FILE, REPLACE, PATHLIB, MOVE, COPY, REMOVE, RENAME_AWAY])
+def test_checkpoint_in_a_folder_that_no_search_knows_is_unchanged(files, cwd, code):
+    """For example, a configuration file of the program names the folder."""
+    path = cwd.parent / "elsewhere" / "last.pt"
+    path.parent.mkdir()
+    path.write_bytes(PRECIOUS)
+    path.chmod(0o640)
+    before = path.stat()
+    assert trial(files, cwd, code, path).kept == [str(path)]
+    after = path.stat()
+    assert path.read_bytes() == PRECIOUS
+    assert (after.st_mode, after.st_mtime_ns, after.st_ino) == (before.st_mode, before.st_mtime_ns, before.st_ino)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_processes_of_a_trial_load_what_one_has_saved_over_checkpoints(files, cwd):
+    paths = [cwd / "best.pt", cwd.parent / "elsewhere" / "last.pt", cwd.parent / "other" / "last.pt"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(PRECIOUS)
+    prepare(cwd)
+    files.begin([], str(cwd), place_of(cwd))
+    save = "for n, path in enumerate(sys.argv[1:]): torch.save(-1, path); torch.save({'param_groups': n, 'state': n}, path)"
+    run(cwd, TORCH + save, *paths)
+    run(cwd, TORCH + "assert [torch.load(path)['state'] for path in sys.argv[1:]] == [0, 1, 2]", *paths)
+    report = files.end()
+    assert (report.kept, report.loaded) == (sorted(map(str, paths)), [])
+    assert [path.read_bytes() for path in paths] == [PRECIOUS] * 3
+
+
+def test_copy_of_a_checkpoint_that_was_saved_over_another_has_the_new_content(files, cwd):
+    last, best = cwd.parent / "elsewhere" / "last.pt", cwd.parent / "elsewhere" / "best.pt"
+    last.parent.mkdir()
+    for path in (last, best):
+        path.write_bytes(PRECIOUS)
+    code = f"import shutil; best = {str(best)!r}; torch.save(7, sys.argv[1]); shutil.copy(sys.argv[1], best)\n"
+    report = trial(files, cwd, TORCH + code + "assert torch.load(best) == 7", last)
+    assert report.kept == [str(best), str(last)]
+    assert (last.read_bytes(), best.read_bytes()) == (PRECIOUS, PRECIOUS)
+
+
+def test_checkpoints_of_trials_may_be_overwritten_wherever_they_are(files, cwd):
+    path, save = cwd.parent / "elsewhere" / "own.pt", TORCH + "torch.save(int(sys.argv[2]), sys.argv[1])"
+    path.parent.mkdir()
+    prepare(cwd)
+    files.begin([], str(cwd), place_of(cwd))
+    spec = place_of(cwd) / protocol.SPEC_FILE
+    os.utime(spec, (time.time() + 3600,) * 2)  # another file server's clock: what the trial saves seems to be older
+    run(cwd, save, path, 1)
+    run(cwd, save, path, 2)
+    assert torch.load(path) == 2
+    assert files.end().kept == []
+    assert trial(files, cwd, f"import sys; sys.argv.append('3')\n{save}", path).kept == []
+    assert torch.load(path) == 3
+
+
+def test_file_in_a_cache_with_the_name_of_a_checkpoint_can_be_replaced(files, cwd, monkeypatch):
+    """torch.compile keeps `code_state_HASH.pkl` there."""
+    cache = cwd.parent / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    cache.mkdir()
+    (cache / "code_state.pkl").write_bytes(b"old")
+    assert trial(files, cwd, REPLACE, cache / "code_state.pkl").kept == []
+    assert (cache / "code_state.pkl").read_bytes() == b"worthless"
+
+
+def test_folder_that_no_search_knows_is_not_removed_with_a_checkpoint(files, cwd):
+    path = cwd.parent / "elsewhere" / "run" / "last.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(PRECIOUS)
+    code = HARNESS + "import shutil; shutil.rmtree(sys.argv[1]); os.makedirs(sys.argv[1]); os.listdir(sys.argv[1])"
+    assert trial(files, cwd, code, cwd.parent / "elsewhere").kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
 
 
 @pytest.mark.parametrize("code", [SAVE, REPLACE, REMOVE])
@@ -147,6 +236,45 @@ def test_trial_may_change_files_that_it_saved_itself(files, cwd):
     assert list(report.left) == ["own.pt"]
     report = trial(files, cwd, code, cwd / "own.pt")
     assert (report.left, report.kept, report.new) == ({}, [], {})
+
+
+@pytest.mark.parametrize("file", [".ckpt/last.pt", "out/.best/run/best.ckpt", "out/2026/12/01/run/checkpoints/last.pt"])
+def test_checkpoint_in_a_hidden_or_deep_folder_is_guarded(files, cwd, file):
+    path = cwd / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(PRECIOUS)
+    assert trial(files, cwd, WRITE, path).kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
+
+
+def test_repositories_and_virtual_environments_are_not_searched(files, cwd):
+    for folder in (".git", "env/share", "env", "out/node_modules", "out"):
+        (cwd / folder).mkdir(parents=True, exist_ok=True)
+        (cwd / folder / "best.pt").write_bytes(PRECIOUS)
+    (cwd / "env" / "pyvenv.cfg").touch()
+    files.begin([], str(cwd), place_of(cwd))
+    kept = (place_of(cwd) / protocol.KEPT_FILE).read_text()
+    files.end()
+    assert kept == f"{cwd / 'out' / 'best.pt'}\0"
+
+
+def test_original_of_a_read_only_checkpoint_that_is_replaced_is_kept_aside(files, cwd, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(os.stat(path).st_mode & 0o222))  # root may write everywhere
+    path = cwd / "best.pt"
+    path.write_bytes(PRECIOUS)
+    path.chmod(0o444)
+    assert trial(files, cwd, WITHOUT_HARNESS.replace("mv", "mv -f"), path).aside.keys() == {str(path)}
+
+
+def test_named_pipe_does_not_stop_the_search_for_checkpoints(cwd):
+    os.mkfifo(cwd / "pipe")
+    search = threading.Thread(target=Folders([], cwd, place_of(cwd)).checkpoints, daemon=True)
+    search.start()
+    search.join(20)
+    is_waiting = search.is_alive()
+    if is_waiting:
+        (cwd / "pipe").write_bytes(b"end")
+    assert not is_waiting
 
 
 def test_checkpoint_has_its_full_size_at_every_moment(files, cwd):
@@ -285,8 +413,15 @@ def test_symlink_to_a_checkpoint_stays_a_symlink(files, cwd):
 def test_folder_with_a_checkpoint_is_not_removed_or_renamed(files, cwd, code):
     path = cwd / "out" / "best.pt"
     path.write_bytes(PRECIOUS)
-    trial(files, cwd, HARNESS + code, "x")
+    assert trial(files, cwd, HARNESS + code, "x").kept == [str(path)]
     assert path.read_bytes() == PRECIOUS
+
+
+def test_link_to_a_folder_with_a_checkpoint_can_be_replaced(files, cwd):
+    (cwd / "out" / "best.pt").write_bytes(PRECIOUS)
+    code = "os.symlink('out', 'tmp'); os.symlink('older', 'latest'); os.replace('tmp', 'latest')"
+    trial(files, cwd, HARNESS + code, "x")
+    assert (cwd / "latest").readlink() == Path("out")
 
 
 def test_replaced_functions_of_os_behave_as_before(cwd):
@@ -312,7 +447,8 @@ def test_checkpoints_are_guarded_next_to_a_data_set_of_many_folders(files, cwd):
     for number in range(150):
         (cwd / "data" / "train" / f"n{number:04d}").mkdir(parents=True)
         (cwd / "datasets" / f"part{number:04d}").mkdir(parents=True)
-    paths = [cwd / name for name in ("logs/version_9/checkpoints/epoch3.ckpt", "weights/best.pt", "work_dirs/exp/last.pt")]
+    names = (".ckpt/last.pt", "logs/version_9/checkpoints/epoch3.ckpt", "weights/best.pt", "work_dirs/exp/last.pt")
+    paths = [cwd / name for name in names]
     for path in paths:
         path.parent.mkdir(parents=True)
         path.write_bytes(PRECIOUS)
@@ -391,6 +527,35 @@ def test_original_of_a_file_replaced_without_python_is_kept_aside(files, cwd):
     assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
 
 
+@pytest.mark.parametrize("then", ["", "os.mkdir('out'); open('out/best.pt', 'wb').write(b'worthless')"])
+def test_original_of_a_file_removed_without_python_is_kept_aside(files, cwd, then):
+    path = cwd / "out" / "best.pt"
+    path.write_bytes(PRECIOUS)
+    report = trial(files, cwd, f"import os; os.system('rm -r out')\n{then}", "x")
+    assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
+    assert report.kept == []
+
+
+def test_checkpoint_that_is_only_renamed_by_another_program_is_not_copied(files, cwd):
+    (cwd / "best.pt").write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, "import os; os.rename('best.pt', 'epoch3.pt')", is_trial=False)
+    assert files.end().aside == {}
+
+
+def test_original_that_is_lost_since_it_cannot_be_copied_is_reported(cwd, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    guarding = Guarded(path, is_of_trial=lambda pid: pid != os.getpid(), aside=cwd / "kept")
+    path.unlink()
+    monkeypatch.setattr(guarded, "copy", fail)
+    guarding.copy_aside()
+    guarding.end()
+    assert guarding.why_not == "its previous content was lost: No space left on device"
+
+
 def test_original_of_a_file_with_hard_links_is_kept_aside(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
@@ -398,6 +563,14 @@ def test_original_of_a_file_with_hard_links_is_kept_aside(files, cwd):
     report = trial(files, cwd, WRITE, path)
     assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
     assert "hard links" in report.unguarded[str(path)]
+
+
+def test_executable_checkpoint_that_the_command_names_is_guarded(files, cwd):
+    """On some mounted disks, all files are executable."""
+    path = cwd.parent / "best.pt"
+    path.write_bytes(PRECIOUS)
+    path.chmod(0o755)
+    assert trial(files, cwd, WRITE, path, ["--resume", str(path)]).kept == [str(path)]
 
 
 def test_file_that_is_only_read_is_not_copied(files, cwd):

@@ -93,6 +93,15 @@ def test_disturbed_trial_is_repeated_once_and_records_the_disturbance(bench):
     assert record.metrics["host.foreign_cores"] == 0.0
 
 
+def test_files_that_only_the_first_attempt_changed_are_reported(bench):
+    study = study_with(bench, {2})
+    first = {"/w/last.pt": "/w/kept/last.pt"}
+    second = {"/w/last.pt": "/w/kept/2-last.pt", "/w/log.csv": "/w/kept/log.csv"}
+    study.launcher.surface.files_aside += [{}, {}, first, second]
+    study.run()
+    assert study.trials[2].evidence["files_aside"] == {**second, **first}
+
+
 def test_disturbed_trial_is_not_recorded_if_its_second_attempt_cannot_start(bench, monkeypatch):
     def start(launch):
         if [one.spec.trial for one in study.launcher.launches].count(2):

@@ -65,6 +65,7 @@ class Surface:
         failures: called with (trial, knobs); returns how the trial fails, or None.
         documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
         files_left: files that each trial leaves in the working directory, name -> bytes.
+        files_aside: for each attempt, in the order of their starts, the user's files that it changes -> the copies.
         beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
         on_slot: called with the name of a trial's slot, "" for none; returns the factor on the rate, 0 if it fails there.
         no_node: called with a slot's name; returns "" if it has a node, else why not, or the error if it will never have one.
@@ -99,6 +100,7 @@ class Surface:
     failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
     documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
     files_left: dict[str, int] = field(default_factory=dict)
+    files_aside: list[dict[str, str]] = field(default_factory=list)
     beside: Callable[[int], float] = lambda _: 1.0
     on_slot: Callable[[str], float] = lambda _: 1.0
     no_node: Callable[[str], str | NoNode] = lambda _: ""
@@ -371,6 +373,7 @@ class FakeRunning(Running):
             "num_steps": failure.num_steps if failure else 3,
             "stop_reason": self._stop_reason,
             "files_left": dict(self._launcher.surface.files_left),
+            "files_aside": self._launcher.surface.files_aside.pop(0) if self._launcher.surface.files_aside else {},
             **({"hang": {"kind": failure.hang, "summary": f"{failure.hang}: made up"}} if failure and failure.hang else {}),
             "deadline": f"total: not over within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }
