@@ -57,9 +57,9 @@ class Tracker:
 
     def _drained(self, process: Tracking, left_s: float | None) -> str:
         """Waits for the process; returns why its copy is incomplete, or ""."""
-        self._interrupts.hear_again()
         drain_s = min(DRAIN_S, max(BUDGETED_DRAIN_S, DRAIN_S if left_s is None else left_s))
         try:
+            self._interrupts.hear_again()
             code = self._awaited(process, drain_s)
         except subprocess.TimeoutExpired:
             process.terminate()
