@@ -61,6 +61,8 @@ class Tracker:
         try:
             self._interrupts.hear_again()
             code = self._awaited(process, drain_s)
+        except OSError as error:  # no process can be started, or the folder is gone
+            return f"it could not be started again ({error.strerror})"
         except subprocess.TimeoutExpired:
             process.terminate()
             return f"not done {drain_s:.0f} s after the study's end"
