@@ -13,6 +13,7 @@ from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
+from autotune.trials.running import NODE_LOST
 
 CUT_OFF_CAUSE = "cut off"  # cause in a record's evidence: autotune was killed while the trial ran
 
@@ -110,3 +111,12 @@ def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
         started_at=request.started_at,
         seconds=max(0.0, seconds),
     )
+
+
+def was_stopped(record: TrialRecord) -> bool:
+    """Whether a trial ended early because the user or the budget wanted it, so that it says nothing about its configuration.
+
+    If autotune was killed or the node was lost, the configuration may be the cause: it may use up the machine's memory.
+    """
+    is_cut_off = record.evidence.get("cause") == CUT_OFF_CAUSE or NODE_LOST in record.evidence
+    return record.outcome is Outcome.interrupted and not is_cut_off
