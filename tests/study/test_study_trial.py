@@ -5,7 +5,9 @@ import pytest
 from autotune.errors import NothingWorked
 from autotune.harness.protocol import OVERRIDDEN, KnobReport
 from autotune.monitors.nvml import NoDevice
+from autotune.monitors.watch import MachineWatch
 from autotune.records import Outcome
+from autotune.trials.running import USERS_STOP
 from tests.support.fake_launcher import Failure, Surface
 
 
@@ -220,3 +222,19 @@ def test_interrupt_in_the_finals_reports_the_rounds_measured_so_far(bench):
     assert summary["status"] == "interrupted"
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["speedup"]["num_rounds"] >= 2
+
+
+def test_trial_stopped_before_its_processes_start_is_recorded_as_stopped(bench, monkeypatch):
+    before, begun = MachineWatch.before, []
+
+    def stopped(self, **limits):
+        begun.append(self)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return before(self, **limits)
+
+    monkeypatch.setattr(MachineWatch, "before", stopped)
+    study = bench(Surface())
+    assert study.run()["status"] == "interrupted"
+    assert [(trial.outcome, trial.reason) for trial in study.trials[2:]] == [(Outcome.interrupted, USERS_STOP)]
+    assert study.folder.read_cut_off() == [], "a resumed study would take it for a trial during which autotune was killed"
