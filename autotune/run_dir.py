@@ -160,9 +160,11 @@ class StudyFolder:
         self._write(self.config_file, yaml)
 
     def write_request(self, request: TrialRequest) -> None:
-        """Makes a trial's folder and writes what the trial is to measure."""
-        self._put(lambda: make_folder(self.trial_path(request.number)))
-        self._write(self.trial_path(request.number) / "asked.json", asdict(request))
+        """Makes a trial's folder and writes what the trial is to measure. Removes the record of an earlier measurement."""
+        place = self.trial_path(request.number)
+        self._put(lambda: make_folder(place))
+        self._put(lambda: (place / "trial.json").unlink(missing_ok=True))  # else a trial that is cut off would seem finished
+        self._write(place / "asked.json", asdict(request))
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:

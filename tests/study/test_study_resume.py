@@ -202,6 +202,18 @@ def test_study_whose_program_failed_can_be_resumed_once_the_program_trains(bench
     assert study.trials[0].evidence["earlier_run"]["outcome"] == "error"
 
 
+def test_baseline_that_is_cut_off_when_measured_again_counts_as_cut_off(bench, tmp_path):
+    error = {"type": "ValueError", "message": "bad shape", "traceback": "ValueError: bad shape"}
+    study = bench(Surface(gains=FAST, failures=lambda trial, knobs: Failure(error=error)), *QUICK)
+    with pytest.raises(NothingWorked):
+        study.run()
+    study.surface.failures = lambda trial, knobs: None
+    Cut(study, "trial_started", 1, place := tmp_path / "again" / "s")
+    resume(study, study.folder)
+    assert [asked.number for asked in StudyFolder(place).read_cut_off()] == [0]
+    assert StudyFolder(place).read_trials() == []
+
+
 def test_resumed_study_counts_the_time_used_before(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=8)
     folder = killed(study, tmp_path, "trial_ended", 12)
