@@ -145,6 +145,9 @@ class Explaining:
         Passes of the best trial may also use what is left of the study's time, since nothing else will.
         """
         session, baseline = self._session, self._session.baseline
+        if self.document and (document := explanation.with_best(self.document, best.number)) != self.document:
+            self.document = document
+            session.folder.write_explanation(document)
         session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
         ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
         study_ends_s = session.budget.ends_s() or ends_s
@@ -180,7 +183,8 @@ class Explaining:
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
         times = f"a pass takes {seconds_text(needed_s)}, {what} is {seconds_text(most_s)}"
         text = f"{times}; `autotune explain {call(self._session.folder)}` runs the passes"
-        self.document = explanation.empty(text)
+        if not (self.document or {}).get("explained"):  # else the user had trials explained before the study was resumed
+            self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
     # On request -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
 from autotune.explain import findings
+from autotune.explain.explanation import empty
 from autotune.explain.findings import Finding
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
@@ -676,3 +677,26 @@ def test_setting_that_fails_its_check_is_no_longer_advised(bench, tiny):
     assert [trial.outcome.may_win for trial in tried] == [False]  # a failure ends the round
     assert explanation["explained"][0]["findings"] == []
     assert explanation["checks"] == []
+
+
+def an_entry(trial, role):
+    return {"trial": trial, "role": role, "passes": {}, "phases_s": {}, "findings": [], "notes": []}
+
+
+def test_what_was_explained_before_a_resume_is_kept_if_there_is_no_time_for_more(bench, tiny):
+    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=1)
+    made_bench.run()
+    before = {**empty(), "explained": [an_entry(77, "best"), an_entry(78, "asked")]}
+    made_bench.folder.write_explanation(before)
+    after = resume_study(made_bench.inputs, made_bench.folder, made_bench.listener)["explanation"]
+    assert [(one["trial"], one["role"]) for one in after["explained"]] == [(77, "asked"), (78, "asked")]
+    assert made_bench.folder.read_explanation() == after, "another trial is the best now"
+
+
+@pytest.mark.parametrize("explained", [[3], [{"trial": 3}], [{**an_entry(3, "best"), "findings": [{"cause": "slow"}]}]])
+def test_damaged_explanation_counts_as_missing(bench, explained):
+    folder = bench().folder
+    folder.write_explanation({**empty(), "explained": explained})
+    assert folder.read_explanation() is None
+    folder.write_explanation({**empty(), "explained": [an_entry(3, "best")]})
+    assert folder.read_explanation()["explained"][0]["trial"] == 3
