@@ -145,9 +145,6 @@ class Explaining:
         Passes of the best trial may also use what is left of the study's time, since nothing else will.
         """
         session, baseline = self._session, self._session.baseline
-        if self.document and (document := explanation.with_best(self.document, best.number)) != self.document:
-            self.document = document
-            session.folder.write_explanation(document)
         session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
         ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
         study_ends_s = session.budget.ends_s() or ends_s

@@ -17,6 +17,7 @@ from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import failed_again, is_barred, leader, or_baseline
 from autotune.compare.trend import trend
 from autotune.compare.verify import verification
+from autotune.explain.explanation import with_best
 from autotune.harness.protocol import APPLIED
 from autotune.knobs.loader import MULTIPROCESSING_CONTEXT
 from autotune.records import SCHEMA, START_PHASES, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
@@ -143,7 +144,7 @@ class _Study:
             "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
             "recording": recorded(about, records) if about.recording else None,
             "files": _files(self.everything),
-            "explanation": standing.explanation,
+            "explanation": with_best(standing.explanation, best.number if best else 0),
             "cycles": cycles_text(self.first.metrics) or None if self.first else None,
             "num_trials": len(self.everything),
             "trials": [trial_entry(record) for record in self.everything],
