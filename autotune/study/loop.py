@@ -29,7 +29,7 @@ from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import FULL, StudyFolder
+from autotune.run_dir import FULL, StudyFolder, is_study
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
@@ -443,7 +443,7 @@ class _Study:
             with contextlib.suppress(Exception):
                 let_go()
         self._tracker.terminate()
-        if not isinstance(fault, FolderLost):
+        if not isinstance(fault, FolderLost) and is_study(self._folder.path):  # else it has not begun: its name is free again
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             told = str(fault).partition("\n")[0] or self._session.interrupts.reason
             reason = f"internal error: {fault!r}" if is_ours else told

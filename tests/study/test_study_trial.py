@@ -7,6 +7,7 @@ from autotune.harness.protocol import OVERRIDDEN, KnobReport
 from autotune.monitors.nvml import NoDevice
 from autotune.monitors.watch import MachineWatch
 from autotune.records import Outcome
+from autotune.run_dir import StudyFolder
 from autotune.trials.running import USERS_STOP
 from tests.support.fake_launcher import Failure, Surface
 
@@ -205,6 +206,18 @@ def test_second_ctrl_c_stops_the_running_trial(bench):
     summary = study.run()
     assert summary["status"] == "interrupted"
     assert [trial.outcome for trial in study.trials] == [Outcome.ok, Outcome.ok, Outcome.interrupted]
+
+
+def test_study_that_is_stopped_before_it_begins_leaves_nothing(bench, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    study = bench()
+    monkeypatch.setattr(StudyFolder, "write_study", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    study.folder.discard()
+    assert not study.folder.path.exists(), "a folder without study.json cannot be resumed"
 
 
 def test_interrupt_in_the_finals_reports_the_rounds_measured_so_far(bench):
