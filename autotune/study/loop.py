@@ -233,8 +233,11 @@ class _Study:
     def _explain(self) -> None:
         """Explains the best trial and the baseline. The verdict is final by then, so passes may fail or be interrupted."""
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
-            with contextlib.suppress(Ending, KeyboardInterrupt):
+            try:
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
+            except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: there is no node, or the program has changed
+                if why := str(reason).partition("\n")[0]:
+                    self._listener.notice(f"Not everything was explained: {why}")
 
     def explain(self, wanted: Wanted) -> Summary:
         """Explains a trial of a study that has ended."""

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from autotune.config.command import CommandTemplate
-from autotune.errors import BadInput
+from autotune.errors import BadInput, NoNode
 from autotune.explain import findings
 from autotune.explain.explanation import empty
 from autotune.explain.findings import Finding
@@ -20,10 +20,11 @@ from autotune.records import Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.study.explaining import explainable
+from autotune.study.explaining import Explaining, explainable
 from autotune.study.remedies import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.not_finite import NOT_FINITE, caveat, excused
+from autotune.trials.schedule import Ending
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
@@ -683,6 +684,18 @@ def an_entry(trial, role):
     return {"trial": trial, "role": role, "passes": {}, "phases_s": {}, "findings": [], "notes": []}
 
 
+@pytest.mark.parametrize("fault", [Ending("train.py was edited"), NoNode("launch.queue_minutes: no node"), KeyboardInterrupt()])
+def test_study_is_complete_even_if_its_passes_cannot_run(bench, tiny, monkeypatch, fault):
+    def fails(*_):
+        raise fault
+
+    monkeypatch.setattr(Explaining, "run", fails)
+    study = bench(None, "explain.auto=true", *tiny)
+    assert study.run()["status"] == "complete"
+    said = [line for line in study.listener.named("notice") if line.startswith("Not everything was explained: ")]
+    assert [line.partition(": ")[2] for line in said] == ([str(fault)] if str(fault) else [])
+
+
 def test_what_was_explained_before_a_resume_is_kept_if_there_is_no_time_for_more(bench, tiny):
     made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=1)
     made_bench.run()
@@ -693,10 +706,10 @@ def test_what_was_explained_before_a_resume_is_kept_if_there_is_no_time_for_more
     assert roles == [(77, "asked"), (78, "asked")], "another trial is the best now"
 
 
-@pytest.mark.parametrize("explained", [[3], [{"trial": 3}], [{**an_entry(3, "best"), "findings": [{"cause": "slow"}]}]])
-def test_damaged_explanation_counts_as_missing(bench, explained):
+@pytest.mark.parametrize("entries", [[3], [{"trial": 3}], [{**an_entry(3, "best"), "findings": [{"cause": "slow"}]}]])
+def test_damaged_explanation_counts_as_missing(bench, entries):
     folder = bench().folder
-    folder.write_explanation({**empty(), "explained": explained})
+    folder.write_explanation({**empty(), "explained": entries})
     assert folder.read_explanation() is None
     folder.write_explanation({**empty(), "explained": [an_entry(3, "best")]})
     assert folder.read_explanation()["explained"][0]["trial"] == 3
