@@ -236,6 +236,7 @@ class _Study:
             try:
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
             except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: there is no node, or the program has changed
+                self._session.schedule.stop()
                 if why := str(reason).partition("\n")[0]:
                     self._listener.notice(f"Not everything was explained: {why}")
 
@@ -268,6 +269,9 @@ class _Study:
             if str(ending):  # the program was edited, or the device is faulty
                 raise BadInput(f"STUDY: {ending}.") from None
             raise KeyboardInterrupt from None
+        except KeyboardInterrupt:
+            session.schedule.stop()
+            raise
         finally:
             self._amend(summary)
             self._writer.report(summary)

@@ -22,6 +22,7 @@ from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
 from autotune.study.explaining import Explaining, explainable
 from autotune.study.remedies import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC
+from autotune.study.writing import Writer
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.not_finite import NOT_FINITE, caveat, excused
 from autotune.trials.schedule import Ending
@@ -694,6 +695,28 @@ def test_study_is_complete_even_if_its_passes_cannot_run(bench, tiny, monkeypatc
     assert study.run()["status"] == "complete"
     said = [line for line in study.listener.named("notice") if line.startswith("Not everything was explained: ")]
     assert [line.partition(": ")[2] for line in said] == ([str(fault)] if str(fault) else [])
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_pass_that_runs_when_the_summary_is_interrupted_is_recorded(bench, tiny, monkeypatch, is_asked):
+    study = bench(Surface(documents=documents), f"explain.auto={str(not is_asked).lower()}", *tiny, minutes=20)
+    if is_asked:
+        study.run()
+    due = Writer.write_when_due
+
+    def interrupted(*arguments):
+        if any(running._launch.spec.mode == "explain" for running in study.launcher.running):
+            raise KeyboardInterrupt
+        due(*arguments)
+
+    monkeypatch.setattr(Writer, "write_when_due", interrupted)
+    if is_asked:
+        with pytest.raises(KeyboardInterrupt):
+            explain(study)
+    else:
+        assert study.run()["status"] == "complete"
+    assert (study.trials[-1].kind, study.trials[-1].outcome) == (Kind.explain, Outcome.interrupted)
+    assert study.folder.read_cut_off() == []
 
 
 def test_what_was_explained_before_a_resume_is_kept_if_there_is_no_time_for_more(bench, tiny):
