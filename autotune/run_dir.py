@@ -19,7 +19,8 @@ from autotune.harness.protocol import PROGRESS_FILE
 from autotune.owner import MAX_HOST, OWNER_FILE, Claim, Owned, owner_of
 from autotune.plain_text import escaped, shell_word
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
-from autotune.summaries import checked_summary
+from autotune.shapes import check
+from autotune.summaries import EXPLANATION, checked_summary
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
@@ -160,9 +161,11 @@ class StudyFolder:
         self._write(self.config_file, yaml)
 
     def write_request(self, request: TrialRequest) -> None:
-        """Makes a trial's folder and writes what the trial is to measure."""
-        self._put(lambda: make_folder(self.trial_path(request.number)))
-        self._write(self.trial_path(request.number) / "asked.json", asdict(request))
+        """Makes a trial's folder and writes what the trial is to measure. Removes the record of an earlier measurement."""
+        place = self.trial_path(request.number)
+        self._put(lambda: make_folder(place))
+        self._put(lambda: (place / "trial.json").unlink(missing_ok=True))  # else a trial that is cut off would seem finished
+        self._write(place / "asked.json", asdict(request))
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
@@ -268,11 +271,11 @@ class StudyFolder:
         self._write(self.explanation_file, document)
 
     def read_explanation(self) -> dict[str, Any] | None:
-        """Returns explanation.json; None if it is missing or unreadable: `explain` can make it again."""
+        """Returns explanation.json; None if it is missing, unreadable or damaged: `explain` can make it again."""
         with contextlib.suppress(OSError, ValueError):
-            document = read_json(self.explanation_file)
-            is_one = isinstance(document, dict) and all(isinstance(document.get(key), list) for key in ("explained", "checks"))
-            return document if is_one else None
+            document: dict[str, Any] = read_json(self.explanation_file)
+            check(document, EXPLANATION)
+            return document
         return None
 
     def write_best(self, text: str) -> None:

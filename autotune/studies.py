@@ -18,7 +18,7 @@ RECORDS = (  # what a study keeps in its folder, besides its report
     "study.json", "summary.json", "config.yaml", "optuna.journal", "explanation.json", "best.yaml", "owner.json",
     "tracking.json", "trials",
 )  # fmt: skip
-OWN_FOLDERS = ("trials", "compile_cache")  # the folders that autotune makes in a study's folder
+OWN_FOLDERS = ("trials", "compile_cache", "probes")  # the folders that autotune makes in a study's folder
 OWN_SUFFIXES = (".csv", ".env", ".gz", ".html", ".journal", ".json", ".log", ".png", ".py", ".tmp", ".yaml", ".yml")
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 

@@ -51,6 +51,15 @@ def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Ch
     return {**_with_checks(document, checks), "explained": [*kept, dict(added)], "skipped": ""}
 
 
+def with_best(document: Document | None, number: int) -> Document | None:
+    """Returns a document in which only trial `number` has the role of the best: a resumed study may have found a better one."""
+    explained = [
+        {**one, "role": ASKED} if one["role"] == BEST and one["trial"] != number else one
+        for one in (document or {}).get("explained", ())
+    ]
+    return document and {**document, "explained": explained}
+
+
 def with_check(document: Document, check: Check) -> Document:
     """Returns a document with one more check, which is also written into its finding."""
     explained = [_noted(one, check) if one["trial"] == check.trial else one for one in document["explained"]]

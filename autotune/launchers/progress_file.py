@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.harness.protocol import PHASES, Progress
@@ -21,13 +22,17 @@ class ProgressFile:
         changed_s: when `newest` was written, on the monotonic clock.
         since_s: when the trial last entered its phase; phases repeat when the window restarts.
         entered_s: phase -> when its first line was written.
+
+    Args:
+        path: the file.
+        now_s: the clock by which its times are read: a time after `now_s()` counts as `now_s()`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
         self.newest: Progress | None = None
         self.changed_s = self.since_s = 0.0
         self.entered_s: dict[str, float] = {}
-        self._path = path
+        self._path, self._now_s = path, now_s
         self._offset = 0
 
     @property
@@ -54,7 +59,7 @@ class ProgressFile:
         try:
             raw = json.loads(line)
             progress = Progress(**{name: value for name, value in raw.items() if name in _FIELDS})
-            written_s = min(time.monotonic(), float(progress.time_s))  # if time_s is NaN, min() returns its first argument
+            written_s = min(self._now_s(), float(progress.time_s))  # if time_s is NaN, min() returns its first argument
             progress.step = int(progress.step)
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return

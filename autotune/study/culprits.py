@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autotune.records import Knobs, TrialRecord
+from autotune.records import Knobs, Outcome, TrialRecord
 from autotune.search import may_be_to_blame
 from autotune.search.rates import FailureModel, Proven
 from autotune.space import ResolvedSpace
@@ -76,6 +76,11 @@ class Culprits:
 
 
 def _has_other_cause(record: TrialRecord) -> bool:
-    """Whether a trial may have failed for lack of memory or by chance instead of because of its changes."""
-    is_certain = "earlier_attempt" in record.evidence or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
+    """Whether a trial may have failed for lack of memory or by chance instead of because of its changes.
+
+    An attempt that was only disturbed had worked, and an attempt whose node was lost shows nothing.
+    """
+    earlier = record.evidence.get("earlier_attempt", {}).get("outcome")
+    has_failed_twice = earlier not in (None, Outcome.disturbed, Outcome.interrupted)
+    is_certain = has_failed_twice or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
     return record.outcome.is_memory or (record.outcome in CHANCE and not is_certain)

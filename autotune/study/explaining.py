@@ -180,7 +180,8 @@ class Explaining:
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
         times = f"a pass takes {seconds_text(needed_s)}, {what} is {seconds_text(most_s)}"
         text = f"{times}; `autotune explain {call(self._session.folder)}` runs the passes"
-        self.document = explanation.empty(text)
+        if not (self.document or {}).get("explained"):  # else the user had trials explained before the study was resumed
+            self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
     # On request -------------------------------------------------------------------------------------------------------------

@@ -235,13 +235,19 @@ class Interference:
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs, alone and with neighbours, until the answer is known; returns None if MAX_LOST in a row failed."""
+        """Measures pairs, alone and with neighbours, until the answer is known or the search's time is used up.
+
+        Returns None if MAX_LOST pairs in a row failed.
+        """
         session, num_lost = self._session, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
         self._num_measured = len(places)
         pairs: list[tuple[float, dict[str, float]]] = []
         failing = {place.number for place in places}  # slots on which every trial failed
+        found: Calibration | None = None
         while num_lost < MAX_LOST and len(places) > 1:
+            if self._left_s(self._each_s(best)) <= 0:  # the finals need the rest
+                return found
             number = 1 + last_round(session.records, Kind.check)
             is_alone_first = bool(number % 2)
             order: list[Sequence[Place]] = [[], places] if is_alone_first else [places, []]  # [] is the trial alone

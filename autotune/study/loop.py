@@ -29,7 +29,7 @@ from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import FULL, StudyFolder
+from autotune.run_dir import FULL, StudyFolder, is_study
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
@@ -233,8 +233,12 @@ class _Study:
     def _explain(self) -> None:
         """Explains the best trial and the baseline. The verdict is final by then, so passes may fail or be interrupted."""
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
-            with contextlib.suppress(Ending, KeyboardInterrupt):
+            try:
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
+            except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: there is no node, or the program has changed
+                self._session.schedule.stop()
+                if why := str(reason).partition("\n")[0]:
+                    self._listener.notice(f"Not everything was explained: {why}")
 
     def explain(self, wanted: Wanted) -> Summary:
         """Explains a trial of a study that has ended."""
@@ -265,6 +269,9 @@ class _Study:
             if str(ending):  # the program was edited, or the device is faulty
                 raise BadInput(f"STUDY: {ending}.") from None
             raise KeyboardInterrupt from None
+        except KeyboardInterrupt:
+            session.schedule.stop()
+            raise
         finally:
             self._amend(summary)
             self._writer.report(summary)
@@ -443,7 +450,7 @@ class _Study:
             with contextlib.suppress(Exception):
                 let_go()
         self._tracker.terminate()
-        if not isinstance(fault, FolderLost):
+        if not isinstance(fault, FolderLost) and is_study(self._folder.path):  # else it has not begun: its name is free again
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             told = str(fault).partition("\n")[0] or self._session.interrupts.reason
             reason = f"internal error: {fault!r}" if is_ours else told

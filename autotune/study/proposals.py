@@ -113,7 +113,8 @@ class Search:
                 self._unfinished.append(record)
             elif settled is record:
                 self._session.listener.notice(
-                    f"Not tried again: autotune was ended {MAX_CHANCES} times while trial {record.number}'s configuration ran."
+                    f"Not tried again: autotune was ended or a node was lost {MAX_CHANCES} times while the configuration of "
+                    f"trial {record.number} ran."
                 )
         if all(self._settled.is_measured(key, value) for _, key, value in self._costly):
             self._hold_best_costly_values()

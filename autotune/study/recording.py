@@ -14,9 +14,9 @@ import statistics
 from collections import Counter, defaultdict
 from typing import Any
 
-from autotune.records import Kind, Knobs, Outcome, StudyRecord, TrialRecord
+from autotune.records import Kind, Knobs, StudyRecord, TrialRecord
 from autotune.study.design import configurations
-from autotune.study.resuming import CUT_OFF_CAUSE
+from autotune.study.resuming import was_stopped
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
@@ -139,10 +139,9 @@ def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]
         if record.kind not in (Kind.baseline, Kind.search):
             continue
         place = (configuration_key(record.changed), record.round or 1)  # trial 0 is the baseline's first round
-        is_stopped = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
         if not record.outcome.is_no_answer:
             answered[place] += 1
-        elif not is_stopped:
+        elif not was_stopped(record):
             chances[place] += 1
     return answered, chances
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from autotune.launchers.progress_file import ProgressFile
 from autotune.launchers.rank_results import RankResults
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
+from autotune.trials.running import NODE_LOST
 
 CUT_OFF_CAUSE = "cut off"  # cause in a record's evidence: autotune was killed while the trial ran
 
@@ -99,14 +102,25 @@ def _noted_s(folder: StudyFolder) -> float:
 
 def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
     """Returns a record for a trial without one: autotune was killed while the trial ran."""
-    progress = ProgressFile(path / protocol.PROGRESS_FILE)
+    # After a reboot or on another machine, the clock by which these times were written is not comparable with the present one.
+    progress = ProgressFile(path / protocol.PROGRESS_FILE, now_s=lambda: math.inf)
     progress.read()
     seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)
+    passed_s = time.time() - request.started_at  # a limit, because a program may write anything into this file
     return TrialRecord(
         **request.shared(),
         outcome=Outcome.interrupted,
         reason=f"cut off in phase {progress.phase}: autotune was ended, or the machine went down",
         evidence={"cause": CUT_OFF_CAUSE, "phase": progress.phase},
         started_at=request.started_at,
-        seconds=max(0.0, seconds),
+        seconds=max(0.0, min(seconds, passed_s)),
     )
+
+
+def was_stopped(record: TrialRecord) -> bool:
+    """Whether a trial ended early because the user or the budget wanted it, so that it says nothing about its configuration.
+
+    If autotune was killed or the node was lost, the configuration may be the cause: it may use up the machine's memory.
+    """
+    is_cut_off = record.evidence.get("cause") == CUT_OFF_CAUSE or NODE_LOST in record.evidence
+    return record.outcome is Outcome.interrupted and not is_cut_off

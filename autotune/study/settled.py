@@ -7,11 +7,11 @@ from collections import Counter
 
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
-from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
+from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.study.culprits import Culprits
 from autotune.study.initial import Proposal
 from autotune.study.oom_frontier import Frontier
-from autotune.study.resuming import CUT_OFF_CAUSE
+from autotune.study.resuming import was_stopped
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 from autotune.wording import log_lines
 
@@ -40,8 +40,7 @@ class Settled:
     def note(self, record: TrialRecord) -> None:
         """Marks a configuration as tried if its trial gave an answer, or if MAX_CHANCES trials were disturbed or cut off."""
         key = configuration_key(record.changed)
-        is_users_stop = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
-        if record.outcome.is_no_answer and not is_users_stop:
+        if record.outcome.is_no_answer and not was_stopped(record):
             self._chances[key] += 1
         if not record.outcome.is_no_answer or self._chances[key] >= MAX_CHANCES:
             self._known[key] = record

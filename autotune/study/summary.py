@@ -17,6 +17,7 @@ from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import failed_again, is_barred, leader, or_baseline
 from autotune.compare.trend import trend
 from autotune.compare.verify import verification
+from autotune.explain.explanation import with_best
 from autotune.harness.protocol import APPLIED
 from autotune.knobs.loader import MULTIPROCESSING_CONTEXT
 from autotune.records import SCHEMA, START_PHASES, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
@@ -75,14 +76,17 @@ class _Study:
     Attributes:
         everything: all trials.
         records: the trials without those that only explain.
-        baseline: trial 0 if it was measured.
+        first: trial 0; None before it was measured.
+        baseline: trial 0 if it has a rate.
         best: the best configuration; None without a baseline.
     """
 
     def __init__(self, about: StudyRecord, records: list[TrialRecord], standing: Standing) -> None:
         self.about, self.everything, self.standing, self.decision = about, records, standing, standing.decision
         self.records = [one for one in records if one.kind not in (Kind.explain, Kind.check)]
-        self.baseline = self.records[0] if self.records and self.records[0].outcome.has_value else None
+        # A resumed study may have to measure the baseline again. Until then, its first record is of another trial.
+        self.first = self.records[0] if self.records and self.records[0].kind is Kind.baseline else None
+        self.baseline = self.first if self.first and self.first.outcome.has_value else None
         self.best = self._best(self.baseline) if self.baseline else None
         self.is_held = GLOBAL_BATCH in about.settings
 
@@ -129,7 +133,7 @@ class _Study:
             "detected": about.detected,
             "disturbed_by": caveat(records),
             "own_share": shared(records) or None,
-            "drift": None if about.recording else drift(records) or trend(records) or None,
+            "drift": drift(records) or trend(records) or None if baseline and not about.recording else None,
             "not_finite": not_finite.caveat(records) or None,
             "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
             "cwd": about.cwd,
@@ -140,8 +144,8 @@ class _Study:
             "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
             "recording": recorded(about, records) if about.recording else None,
             "files": _files(self.everything),
-            "explanation": standing.explanation,
-            "cycles": cycles_text(records[0].metrics) or None if records else None,
+            "explanation": with_best(standing.explanation, best.number if best else 0),
+            "cycles": cycles_text(self.first.metrics) or None if self.first else None,
             "num_trials": len(self.everything),
             "trials": [trial_entry(record) for record in self.everything],
             **({"slots": about.slots} if about.slots else {}),
@@ -289,7 +293,7 @@ class _Study:
         if self.baseline:
             barred = {"is_barred": True, "reason": self.baseline.reason} if is_barred(self.baseline) else {}
             return {**self._entry(self.baseline, knobs=True), **barred}
-        first = self.records[0] if self.records else None
+        first = self.first
         reason = f"{first.outcome}: {first.reason}" if first else "not measured yet"
         return {"trial": 0, "value": None, "ci": None, "knobs": first.knobs if first else {}, "reason": reason}
 

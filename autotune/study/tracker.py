@@ -57,10 +57,12 @@ class Tracker:
 
     def _drained(self, process: Tracking, left_s: float | None) -> str:
         """Waits for the process; returns why its copy is incomplete, or ""."""
-        self._interrupts.hear_again()
         drain_s = min(DRAIN_S, max(BUDGETED_DRAIN_S, DRAIN_S if left_s is None else left_s))
         try:
+            self._interrupts.hear_again()
             code = self._awaited(process, drain_s)
+        except OSError as error:  # no process can be started, or the folder is gone
+            return f"it could not be started again ({error.strerror})"
         except subprocess.TimeoutExpired:
             process.terminate()
             return f"not done {drain_s:.0f} s after the study's end"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from autotune.clock import Clock
-from autotune.explain.explanation import Document
+from autotune.explain.explanation import Document, with_best
 from autotune.export.formats import render
 from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.report.writing import write_report
@@ -65,7 +65,7 @@ class Writer:
         """Adds passes, checks and the explanation to a summary, and changes nothing else in it."""
         summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in records]))
         summary["num_trials"] = len(summary["trials"])
-        summary["explanation"] = explanation
+        summary["explanation"] = with_best(explanation, (summary["best"] or {}).get("trial", 0))
         self._folder.write_summary(summary)
         if summary["best"] and not summary.get("recording"):  # no finals have confirmed the best of a recording
             self._folder.write_best(render(summary, "yaml", None).text)

@@ -33,6 +33,7 @@ class Interrupts:
         self._before: dict[int, Any] = {}
         self._terminals: list[int] = []
         self._stopping_since_s: float | None = None
+        self._is_on_disk = False  # whether nothing is left to do that an interrupt could spoil
 
     def __enter__(self) -> Interrupts:
         self._terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream and stream.isatty()]
@@ -47,18 +48,19 @@ class Interrupts:
             signal.signal(number, handler)
 
     def hear_again(self) -> None:
-        """Lets the next signal interrupt at once. The trial is on disk by now, and the rest may be cut short."""
-        self._stopping_since_s = None
+        """Lets the next signal interrupt at once, also a first Ctrl-C: everything is on disk, and the rest may be cut short."""
+        self._stopping_since_s, self._is_on_disk = None, True
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         self._silence_closed_terminals()
         if self._stopping_since_s is not None and self._clock() - self._stopping_since_s < STOP_S:
             return  # already stopping: a further interrupt would prevent recording the running trial
         self.reason = BY_USER if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-        if self.is_requested or number != signal.SIGINT:  # SIGTERM and SIGHUP do not wait for the trial
+        if self._is_on_disk or self.is_requested or number != signal.SIGINT:  # SIGTERM and SIGHUP do not wait for the trial
             self.is_requested = True
             self._stopping_since_s = self._clock()
-            self._tell("Stopping now: ending the running trial's processes.")
+            if not self._is_on_disk:
+                self._tell("Stopping now: ending the running trial's processes.")
             raise KeyboardInterrupt
         self.is_requested = True
         self._tell("Interrupted: finishing the running trial, then the verdict. Press Ctrl-C again to stop now.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+from autotune.harness.protocol import Spec
 from autotune.launchers.base import Ended
 from autotune.quantities import seconds_text
 from autotune.records import FIXED, SKIPPED, Kind, Outcome, TrialRecord
@@ -145,14 +146,14 @@ class RunningTrial:
     def _attempt(self) -> None:
         runner, request, place, first = self._runner, self.request, self.place, self._first
         self._is_begun = False
+        self._started_at, self._began_s = self._inputs.clock.time(), self._inputs.clock.monotonic()
         try:
             runner.await_quiet(place, request.ends_s)
             left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
             self._held = place.watch.before(max_s=min(GATE_S, max(0.0, QUIET_LEFT_FRAC * left_s)))
         except KeyboardInterrupt:
-            if first is None:
-                raise
-            raise StoppedNow(runner.keep(Finished(record=first))) from None
+            record = first or self._unstarted(runner.launch(request, first).spec)
+            raise StoppedNow(runner.keep(Finished(record=record))) from None
         if self._held:
             self._listener.notice(self._held)
         prepared = runner.launch(request, first)  # only now, because the spec contains the time that is left
@@ -161,11 +162,15 @@ class RunningTrial:
             self._running = place.launcher.start(prepared)
             self._is_begun = True
         except KeyboardInterrupt:  # a warm server may take seconds to start
-            seconds = self._inputs.clock.time() - self._started_at
-            unstarted = Ended.stopped(USERS_STOP, phase="spawn", seconds=seconds)
-            record = runner.record(request, self._spec, unstarted, place)
-            record.started_at = self._started_at
-            raise StoppedNow(runner.keep(Finished(record=record))) from None
+            raise StoppedNow(runner.keep(Finished(record=self._unstarted(prepared.spec)))) from None
+
+    def _unstarted(self, spec: Spec) -> TrialRecord:
+        """Returns the record of a trial that the user stopped before its processes were started; it is not written yet."""
+        seconds = self._inputs.clock.monotonic() - self._began_s
+        unstarted = Ended.stopped(USERS_STOP, phase="spawn", seconds=seconds)
+        record = self._runner.record(self.request, spec, unstarted, self.place)
+        record.started_at = self._started_at
+        return record
 
     def _poll(self, *, is_ending: bool = False) -> Ended | None:
         """Polls the processes and the machine, and ends the trial when its time is up."""

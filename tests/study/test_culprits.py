@@ -174,6 +174,8 @@ CHANGED = {AMP[0]: AMP[1], LAYOUT[0]: LAYOUT[1]}
         (record(1, CHANGED, Outcome.error), True),
         (record(1, CHANGED, Outcome.crash, earlier_attempt={"outcome": "crash"}), True),
         (record(1, CHANGED, Outcome.crash), False),  # a single crash may be chance
+        (record(1, CHANGED, Outcome.crash, earlier_attempt={"outcome": "disturbed"}), False),  # the first attempt worked
+        (record(1, CHANGED, Outcome.timeout, earlier_attempt={"outcome": "interrupted"}), False),  # its node was lost
         (record(1, CHANGED, Outcome.timeout, hang={"kind": "user code"}), True),
         (record(1, CHANGED, Outcome.device_oom), False),
         (record(1, CHANGED, Outcome.interrupted), False),

@@ -6,8 +6,9 @@ import re
 import pytest
 
 from autotune.config.command import CommandTemplate
-from autotune.errors import BadInput
+from autotune.errors import BadInput, NoNode
 from autotune.explain import findings
+from autotune.explain.explanation import empty
 from autotune.explain.findings import Finding
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain
@@ -19,10 +20,12 @@ from autotune.records import Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.study.explaining import explainable
+from autotune.study.explaining import Explaining, explainable
 from autotune.study.remedies import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC
+from autotune.study.writing import Writer
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.not_finite import NOT_FINITE, caveat, excused
+from autotune.trials.schedule import Ending
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
@@ -676,3 +679,60 @@ def test_setting_that_fails_its_check_is_no_longer_advised(bench, tiny):
     assert [trial.outcome.may_win for trial in tried] == [False]  # a failure ends the round
     assert explanation["explained"][0]["findings"] == []
     assert explanation["checks"] == []
+
+
+def an_entry(trial, role):
+    return {"trial": trial, "role": role, "passes": {}, "phases_s": {}, "findings": [], "notes": []}
+
+
+@pytest.mark.parametrize("fault", [Ending("train.py was edited"), NoNode("launch.queue_minutes: no node"), KeyboardInterrupt()])
+def test_study_is_complete_even_if_its_passes_cannot_run(bench, tiny, monkeypatch, fault):
+    def fails(*_):
+        raise fault
+
+    monkeypatch.setattr(Explaining, "run", fails)
+    study = bench(None, "explain.auto=true", *tiny)
+    assert study.run()["status"] == "complete"
+    said = [line for line in study.listener.named("notice") if line.startswith("Not everything was explained: ")]
+    assert [line.partition(": ")[2] for line in said] == ([str(fault)] if str(fault) else [])
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_pass_that_runs_when_the_summary_is_interrupted_is_recorded(bench, tiny, monkeypatch, is_asked):
+    study = bench(Surface(documents=documents), f"explain.auto={str(not is_asked).lower()}", *tiny, minutes=20)
+    if is_asked:
+        study.run()
+    due = Writer.write_when_due
+
+    def interrupted(*arguments):
+        if any(running._launch.spec.mode == "explain" for running in study.launcher.running):
+            raise KeyboardInterrupt
+        due(*arguments)
+
+    monkeypatch.setattr(Writer, "write_when_due", interrupted)
+    if is_asked:
+        with pytest.raises(KeyboardInterrupt):
+            explain(study)
+    else:
+        assert study.run()["status"] == "complete"
+    assert (study.trials[-1].kind, study.trials[-1].outcome) == (Kind.explain, Outcome.interrupted)
+    assert study.folder.read_cut_off() == []
+
+
+def test_what_was_explained_before_a_resume_is_kept_if_there_is_no_time_for_more(bench, tiny):
+    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=1)
+    made_bench.run()
+    before = {**empty(), "explained": [an_entry(77, "best"), an_entry(78, "asked")]}
+    made_bench.folder.write_explanation(before)
+    after = resume_study(made_bench.inputs, made_bench.folder, made_bench.listener)["explanation"]
+    roles = [(one["trial"], one["role"]) for one in after["explained"]]
+    assert roles == [(77, "asked"), (78, "asked")], "another trial is the best now"
+
+
+@pytest.mark.parametrize("entries", [[3], [{"trial": 3}], [{**an_entry(3, "best"), "findings": [{"cause": "slow"}]}]])
+def test_damaged_explanation_counts_as_missing(bench, entries):
+    folder = bench().folder
+    folder.write_explanation({**empty(), "explained": entries})
+    assert folder.read_explanation() is None
+    folder.write_explanation({**empty(), "explained": [an_entry(3, "best")]})
+    assert folder.read_explanation()["explained"][0]["trial"] == 3

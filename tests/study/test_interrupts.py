@@ -62,6 +62,14 @@ def test_signals_count_again_once_the_trial_is_recorded(heard, clock):
             press()
 
 
+def test_first_ctrl_c_interrupts_at_once_when_only_the_copy_in_mlflow_is_left(heard, clock):
+    with Interrupts(heard.append, clock.monotonic) as interrupts:
+        interrupts.hear_again()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert heard == []
+
+
 def test_a_signal_that_is_ignored_stays_ignored(heard, clock):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -7,6 +7,7 @@ from autotune.clock import Clock
 from autotune.launchers.base import Ended, Launcher, Running
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.studies import foreign
 from autotune.trials.quarantine import Quarantine, quarantine, sticky_fault
 from tests.study.test_slots import QUIET
 from tests.support.fake_launcher import Failure, Surface
@@ -205,6 +206,7 @@ def test_probe_uses_the_torch_of_the_program(bench, executable, expected):
         study.inputs.launcher.close()
     assert expected in said
     assert bool(said) == bool(expected)
+    assert foreign(study.folder.path) == [], "prune would refuse to remove the study"
 
 
 def test_message_names_the_device_that_the_program_sees(bench, monkeypatch):

@@ -204,6 +204,13 @@ def test_a_budget_too_small_for_a_calibration_means_one_slot(bench):
     assert any(re.match(told, line) for line in notices(study))
 
 
+def test_calibration_that_finds_no_answer_leaves_the_finals_their_time(bench):
+    study = bench(Surface(**{**QUIET, "noise_frac": 0.1}), "search.sampler=random", minutes=4.2, num_slots=16)
+    study.run()
+    assert MIN_PAIRS <= len(by_round(study)) < MAX_PAIRS
+    assert any(line.startswith("One trial at a time: in parallel with ") for line in notices(study))
+
+
 def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):
     study = bench(Surface(**QUIET, files_left={"last.pt": 10}), *FEW, minutes=60, num_slots=2)
     study.run()

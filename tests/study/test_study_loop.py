@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import json
 import subprocess
 
@@ -206,6 +207,16 @@ def test_tracker_of_a_complete_study_is_awaited_while_the_budget_lasts(bench, is
     assert started[0].is_terminated is is_stuck
     assert started[0].is_hurried is (waited_s == 60)
     assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
+
+
+def test_tracker_that_cannot_be_started_again_at_the_end_does_not_fail_the_study(bench):
+    class Tracking(FakeTracking):
+        def hurry(self):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    study = bench(None, "study.budget.trials=1", minutes=30, start_tracking=lambda folder: Tracking(folder, is_stuck=True))
+    assert study.run()["status"] == "complete"
+    assert any("not be started again (Resource temp" in line for line in study.listener.named("notice"))
 
 
 def test_best_of_each_tier_is_reported_and_changes_only_what_the_tier_allows(fast):

@@ -202,6 +202,18 @@ def test_study_whose_program_failed_can_be_resumed_once_the_program_trains(bench
     assert study.trials[0].evidence["earlier_run"]["outcome"] == "error"
 
 
+def test_baseline_that_is_cut_off_when_measured_again_counts_as_cut_off(bench, tmp_path):
+    error = {"type": "ValueError", "message": "bad shape", "traceback": "ValueError: bad shape"}
+    study = bench(Surface(gains=FAST, failures=lambda trial, knobs: Failure(error=error)), *QUICK)
+    with pytest.raises(NothingWorked):
+        study.run()
+    study.surface.failures = lambda trial, knobs: None
+    Cut(study, "trial_started", 1, place := tmp_path / "again" / "s")
+    resume(study, study.folder)
+    assert [asked.number for asked in StudyFolder(place).read_cut_off()] == [0]
+    assert StudyFolder(place).read_trials() == []
+
+
 def test_resumed_study_counts_the_time_used_before(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=8)
     folder = killed(study, tmp_path, "trial_ended", 12)
@@ -213,9 +225,11 @@ def test_resumed_study_counts_the_time_used_before(bench, tmp_path):
     assert summary["seconds"]["total"] == pytest.approx(spent_s + study.clock.now_s - began_s, abs=15)
 
 
-def test_time_of_a_baseline_that_was_cut_off_counts_once(study, tmp_path):
+@pytest.mark.parametrize("begun_s", [2.0, 1e9], ids=["before now", "after now: by the clock of another boot"])
+def test_time_of_a_baseline_that_was_cut_off_counts_once(study, tmp_path, begun_s):
     folder = study.folder = killed(study, tmp_path, "trial_started", 1)
-    lines = [{"time_s": at_s, "phase": phase, "step": 0} for at_s, phase in ((2.0, "import"), (62.0, "steady"))]
+    times = ((begun_s, "import"), (begun_s + 60.0, "steady"))
+    lines = [{"time_s": at_s, "phase": phase, "step": 0} for at_s, phase in times]
     (folder.trial_path(0) / "progress.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert read_earlier(folder).spent_s == pytest.approx(60.0)
     again = StudyFolder(tmp_path / "again" / "s")

@@ -32,6 +32,13 @@ def test_summary_has_all_documented_keys_from_the_start():
     assert summary["baseline"]["value"] is None
 
 
+def test_other_trials_do_not_stand_in_for_a_baseline_that_is_measured_again():
+    summary = summarise(ABOUT, [trial(1, 100.0), trial(2, 150.0)], Standing(status="interrupted"))
+    assert (summary["baseline"]["value"], summary["best"], summary["speedup"]) == (None, None, None)
+    assert summary["baseline"]["reason"] == "not measured yet"
+    assert summary["num_trials"] == 2
+
+
 def test_before_the_finals_the_leader_has_a_speedup_without_an_interval():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="running"))
     assert summary["best"]["trial"] == 1

@@ -5,7 +5,10 @@ import pytest
 from autotune.errors import NothingWorked
 from autotune.harness.protocol import OVERRIDDEN, KnobReport
 from autotune.monitors.nvml import NoDevice
+from autotune.monitors.watch import MachineWatch
 from autotune.records import Outcome
+from autotune.run_dir import StudyFolder
+from autotune.trials.running import USERS_STOP
 from tests.support.fake_launcher import Failure, Surface
 
 
@@ -205,6 +208,18 @@ def test_second_ctrl_c_stops_the_running_trial(bench):
     assert [trial.outcome for trial in study.trials] == [Outcome.ok, Outcome.ok, Outcome.interrupted]
 
 
+def test_study_that_is_stopped_before_it_begins_leaves_nothing(bench, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    study = bench()
+    monkeypatch.setattr(StudyFolder, "write_study", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    study.folder.discard()
+    assert not study.folder.path.exists(), "a folder without study.json cannot be resumed"
+
+
 def test_interrupt_in_the_finals_reports_the_rounds_measured_so_far(bench):
     fired = []
 
@@ -220,3 +235,19 @@ def test_interrupt_in_the_finals_reports_the_rounds_measured_so_far(bench):
     assert summary["status"] == "interrupted"
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["speedup"]["num_rounds"] >= 2
+
+
+def test_trial_stopped_before_its_processes_start_is_recorded_as_stopped(bench, monkeypatch):
+    before, begun = MachineWatch.before, []
+
+    def stopped(self, **limits):
+        begun.append(self)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return before(self, **limits)
+
+    monkeypatch.setattr(MachineWatch, "before", stopped)
+    study = bench(Surface())
+    assert study.run()["status"] == "interrupted"
+    assert [(trial.outcome, trial.reason) for trial in study.trials[2:]] == [(Outcome.interrupted, USERS_STOP)]
+    assert study.folder.read_cut_off() == [], "a resumed study would take it for a trial during which autotune was killed"
