@@ -233,9 +233,10 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
     if decision is None:
         return None
     if decision.ratio is None:
-        lost = {record.repeats for record in records if record.why == ROUND and record.score is None}
-        is_best = bool(best and lost == {best.number})
-        return Comparison(verdict="no longer holds" if is_best else "ambiguous", reason=decision.reason, left=nothing)
+        lost = [record for record in records if record.why == ROUND and record.score is None]
+        failed = [one for one in lost if best and one.repeats == best.number and not one.outcome.is_no_answer]
+        is_refuted = bool(lost) and failed == lost  # rounds that were lost for another reason say nothing about the claim
+        return Comparison(verdict="no longer holds" if is_refuted else "ambiguous", reason=decision.reason, left=nothing)
     return compare(claim.speedup, decision.ratio, decision.margin)
 
 

@@ -10,13 +10,16 @@ import pytest
 
 from autotune import stats
 from autotune.cli.plain import View
-from autotune.compare.verify import LONG, ROUND, compare, differences
+from autotune.compare.decision import Decision
+from autotune.compare.verify import LONG, ROUND, compare, differences, verification
 from autotune.config.claim import Claim, Rate, Verify
 from autotune.errors import NothingWorked
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
+from autotune.records import Kind, Outcome, StudyRecord
 from autotune.stats import Ratio
 from autotune.study import resume_study, run_study
 from tests.support.fake_launcher import Failure, Surface
+from tests.support.records import a_trial
 
 BF16 = {"precision.amp": "bf16"}
 FASTER = Surface(gains={("precision.amp", "bf16"): 1.5}, loader_per_s=1e6, start_s=1.0, window_s=3.0)
@@ -176,6 +179,32 @@ def test_configuration_that_fails_in_its_rounds_refutes_its_claim(verified):
     found = verified(surface).run()["verification"]
     assert found["verdict"] == "no longer holds"
     assert "boom" in found["reason"]
+
+
+def summarised(records, decision, of=None, **identity):
+    """Returns the verification in the summary of a study that has measured the trials of a claim."""
+    wanted = Verify(claim=of or claim(), rounds=4, minutes=10.0)
+    about = StudyRecord(name="v", title="t", command=[], cwd="", identity=identity, verifies=dataclasses.asdict(wanted))
+    return verification(about, records, decision)
+
+
+def in_turn(number, repeats, score, **more):
+    """Returns a trial of the rounds: of the baseline (`repeats` 0) or of the file's configuration (1)."""
+    changed = BF16 if repeats else {}
+    return a_trial(number, kind=Kind.final, repeats=repeats, changed=changed, why=ROUND, value=score, round=number // 2, **more)
+
+
+FIRSTS = [a_trial(0, value=60.0), a_trial(1, changed=BF16, knobs=BF16, value=90.0)]
+
+
+def test_rounds_in_which_the_machine_was_disturbed_do_not_refute_the_claim():
+    """Exit code 4 said that the claim no longer holds, although other programs had disturbed the trials."""
+    disturbed = [in_turn(number, 1, None, outcome=Outcome.disturbed, reason="other programs took 3 cores") for number in (2, 4)]
+    decision = Decision(reason="no round could be completed: disturbed: other programs took 3 cores")
+    found = summarised([*FIRSTS, *disturbed], decision)
+    assert (found["verdict"], found["now"]) == ("ambiguous", None)
+    failed = [in_turn(number, 1, None, outcome=Outcome.error, reason="boom") for number in (2, 4)]
+    assert summarised([*FIRSTS, *failed], decision)["verdict"] == "no longer holds"
 
 
 def test_program_that_does_not_train_does_not_refute_the_claim(verified):
