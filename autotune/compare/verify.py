@@ -12,6 +12,7 @@ from autotune.compare.decision import Decision, by_round, judge, pairs_of, was_f
 from autotune.compare.interleaving import Interleaving
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
+from autotune.knobs.step import ACCUMULATION
 from autotune.plain_text import one_line
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, last_round
@@ -24,6 +25,8 @@ MIN_ROUNDS = 2  # a single round has no spread
 MAX_LOST_ROUNDS = 2  # verification gives up after this many rounds in which a configuration failed
 KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
+GLOBAL_BATCH = "train.global_batch"
+NO_EFFECT = "has no effect with the program's other settings"
 
 Verdict = Literal["holds", "no longer holds", "ambiguous"]
 
@@ -104,9 +107,7 @@ class Verification:
             self.decision = Decision(reason=f"the file's configuration could not be measured: {_outcome_text(best)}")
             return self.decision
         if not best.changed:
-            self.decision = Decision(
-                reason="the program already runs with all of the file's settings, so there is nothing to compare"
-            )
+            self.decision = Decision(reason=f"{_why_nothing(self._verify.claim, best)}, so there is nothing to compare")
             return self.decision
         self._session.listener.finals_started([0, best.number], None)
         self._rounds(best)
@@ -186,7 +187,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
      "left": {"ratio", "ci"} | null (speed-up now over speed-up claimed), "differences": [phrase],
      "long": {"seconds", "baseline": {"claimed", "short", "achieved"}, "best": the same} | null}
     """
-    claim = Verify.from_json(about.verifies).claim
+    claim, is_held = Verify.from_json(about.verifies).claim, about.identity.get(GLOBAL_BATCH) is not None
     best = _first_of(records)
     found = _found(claim, best, records, decision)
     ratio = decision.ratio if decision else None
@@ -199,7 +200,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
         "claimed": {**_ratio(claim.speedup), "baseline": asdict(claim.baseline), "best": asdict(claim.best)},
         "now": _now(records, decision, ratio, best) if decision and ratio and best else None,
         "left": _ratio(found.left) if found and ratio else None,
-        "differences": differences(claim, about.identity) + (_already(claim, best) if best else []),
+        "differences": differences(claim, about.identity) + (_unchanged(claim, best, is_held=is_held) if best else []),
         "long": _long(claim, records, best),
     }
 
@@ -214,10 +215,20 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
     ]
 
 
-def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns a phrase for each of the file's changes that the program now makes itself. Today's speed-up excludes them."""
-    there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
-    return [f"{key}: the program has {best.knobs[key]} already" for key in there]
+def _unchanged(claim: Claim, best: TrialRecord, *, is_held: bool) -> list[str]:
+    """Returns a phrase for each of the file's changes that changes nothing here. Today's speed-up excludes them.
+
+    Args:
+        claim: the claim of the file.
+        best: first measurement of the file's configuration.
+        is_held: whether `train.global_batch` is set. Accumulation then follows from the batch size and is no change of its own.
+    """
+    counted = {*best.changed, *([ACCUMULATION.key] if is_held else [])}
+    return [
+        f"{key}: the program has {best.knobs[key]} already" if key in best.knobs else f"{key}: {NO_EFFECT}"
+        for key in claim.changed
+        if key not in counted
+    ]
 
 
 def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], decision: Decision | None) -> Comparison | None:
@@ -238,6 +249,13 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
         is_refuted = bool(lost) and failed == lost  # rounds that were lost for another reason say nothing about the claim
         return Comparison(verdict="no longer holds" if is_refuted else "ambiguous", reason=decision.reason, left=nothing)
     return compare(claim.speedup, decision.ratio, decision.margin)
+
+
+def _why_nothing(claim: Claim, best: TrialRecord) -> str:
+    """Returns why a file changes nothing here."""
+    if claim.changed.keys() <= best.knobs.keys():
+        return "the program already runs with all of the file's settings"
+    return "none of the file's settings changes anything here"
 
 
 def _first_of(records: list[TrialRecord]) -> TrialRecord | None:

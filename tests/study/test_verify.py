@@ -290,6 +290,23 @@ def test_settings_that_the_program_now_has_itself_are_reported_as_differences(ve
     assert "already runs with all of the file's settings" in found["reason"]
 
 
+def test_settings_without_effect_here_are_reported_as_differences(verified):
+    found = verified(of=claim(changed={**BF16, "loader.prefetch_factor": 8})).run()["verification"]
+    assert found["verdict"] == "holds"
+    assert "loader.prefetch_factor: has no effect with the program's other settings" in found["differences"]
+    found = verified(of=claim(changed={"loader.prefetch_factor": 8})).run()["verification"]
+    assert found["reason"] == "none of the file's settings changes anything here, so there is nothing to compare"
+
+
+def test_accumulation_that_follows_from_the_global_batch_is_no_difference():
+    """It said "the program has 2 already", although the program accumulates 4 batches and the file's configuration 2."""
+    changed = {"loader.batch_size": 64, "step.accumulation": 2}
+    best = a_trial(1, changed={"loader.batch_size": 64}, knobs=changed, value=90.0)
+    held = {"train.global_batch": 128}
+    assert summarised([FIRSTS[0], best], None, claim(changed=changed), **held)["differences"] == []
+    assert summarised([FIRSTS[0], best], None, claim(changed=changed))["differences"] != []
+
+
 def test_pinned_knobs_of_the_file_apply_to_both_sides(verified):
     study = verified()
     study.inputs.space.pinned["loader.batch_size"] = 64
