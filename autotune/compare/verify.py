@@ -55,7 +55,8 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;
     - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, any
-      claim would hold if the interval was wide enough;
+      claim would hold if the interval was wide enough. A best that is slower than the baseline, which violates a constraint,
+      must not lose more than twice what is claimed (on the log scale);
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by
@@ -76,7 +77,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     if now.ci[1] < 1 + stats.FASTER_FRAC < claimed.ratio:
         reason = f"it is not faster than the baseline any more: {now.ratio:.3f}x, at most {now.ci[1]:.3f}x"
         return Comparison(verdict="no longer holds", reason=reason, left=left)
-    needed = math.exp(KEPT_FRAC * math.log(claimed.ratio))
+    needed = claimed.ratio ** (KEPT_FRAC if claimed.ratio > 1 else 1 / KEPT_FRAC)
     if now.ci[0] > needed:
         return Comparison(verdict="holds", reason="", left=left)
     reason = f"undecided after {now.num_rounds} rounds: the speed-up may be anything from {now.ci[0]:.2f}x to {now.ci[1]:.2f}x"

@@ -123,6 +123,13 @@ def test_claim_holds_if_the_difference_is_within_the_spread_of_the_machine():
     assert compare(exact, now, 0.05).verdict == "holds"
 
 
+@pytest.mark.parametrize(("now", "verdict"), [(0.80, "holds"), (0.66, "no longer holds"), (0.95, "holds")])
+def test_claim_of_a_best_that_is_slower_than_a_barred_baseline_can_hold(now, verdict):
+    """Whatever was measured, such a claim was undecided: half of a loss can never be shown to be a gain."""
+    claimed = Ratio(ratio=0.80, ci=(0.79, 0.81), num_rounds=5)
+    assert compare(claimed, Ratio(ratio=now, ci=(now - 0.01, now + 0.01), num_rounds=4)).verdict == verdict
+
+
 def test_true_claim_holds(verified):
     study = verified()
     summary = study.run()
