@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from autotune import stats
@@ -249,7 +249,11 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
         failed = [one for one in lost if best and one.repeats == best.number and not one.outcome.is_no_answer]
         is_refuted = bool(lost) and failed == lost  # rounds that were lost for another reason say nothing about the claim
         return Comparison(verdict="no longer holds" if is_refuted else "ambiguous", reason=decision.reason, left=nothing)
-    return compare(claim.speedup, decision.ratio, decision.margin)
+    compared = compare(claim.speedup, decision.ratio, decision.margin)
+    measured = [one for one in records if best and (one is best or (one.why == ROUND and one.repeats == best.number))]
+    if len(broken := [one for one in measured if one.violations]) >= MAX_LOST_ROUNDS:  # as in the finals, which rule it out
+        return replace(compared, verdict="no longer holds", reason=f"it violates a constraint here: {broken[-1].reason}")
+    return compared
 
 
 def _why_nothing(claim: Claim, best: TrialRecord) -> str:

@@ -159,6 +159,16 @@ def test_a_planted_slowdown_is_found(verified):
     assert found["reason"].startswith(f"{found['now']['ratio']:.2f}x here and now, but 1.50x is claimed: only 0.7")
 
 
+def test_claim_does_not_hold_if_its_configuration_violates_a_constraint_here(verified):
+    """A study never chooses such a configuration, but its verification said that the claim holds."""
+    of = claim(changed={**BF16, "loader.batch_size": 800})
+    found = verified(FASTER, of, "constraints.memory_free_frac=0.5").run()["verification"]
+    assert found["now"]["ratio"] > 1.5
+    assert found["verdict"] == "no longer holds"
+    words = "constraints.memory_free_frac: leaves 20.0% of the memory free, wanted 50.0%"
+    assert found["reason"] == f"it violates a constraint here: {words}"
+
+
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
