@@ -194,7 +194,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     if twice := [key for key in keys if key in best.knobs]:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
     facts = host_facts()
-    claim = read_claim(Path(best.file), ANYWHERE)
+    claim = read_claim(Path(best.file))
     claim.check_parts(asked.overrides)
     anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # the file's values may exceed this machine's number of cores
     composed = compose(asked.overrides, command=None, facts=anywhere, document=claim.document(without=keys))

@@ -155,3 +155,12 @@ def test_verification_that_gets_no_node_leaves_no_folder(cli, place, tmp_path):
     said = cli.refused("verify", "runs/s/best.yaml", "launcher=slurm", *COMMAND)
     assert "srun is not installed" in said
     assert sorted((place / "runs").iterdir()) == before
+
+
+def test_number_of_cores_of_a_login_node_does_not_limit_what_runs_on_a_cluster(cli, place, tmp_path):
+    document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
+    document["loader"]["num_workers"] = 4096
+    (place / "many.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
+    assert "many.yaml: loader.num_workers: more than this machine can serve" in cli.refused("verify", "many.yaml", *COMMAND)
+    cli.environment["PATH"] = str(tmp_path)  # without srun
+    assert "srun is not installed" in cli.refused("verify", "many.yaml", "launcher=slurm", *COMMAND)
