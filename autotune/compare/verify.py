@@ -26,6 +26,7 @@ MAX_LOST_ROUNDS = 2  # verification gives up after this many rounds in which a c
 KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
 GLOBAL_BATCH = "train.global_batch"
+NOTHING = "so there is nothing to compare"
 NO_EFFECT = "has no effect with the program's other settings"
 
 Verdict = Literal["holds", "no longer holds", "ambiguous"]
@@ -108,7 +109,7 @@ class Verification:
             self.decision = Decision(reason=f"the file's configuration could not be measured: {_outcome_text(best)}")
             return self.decision
         if not best.changed:
-            self.decision = Decision(reason=f"{_why_nothing(self._verify.claim, best)}, so there is nothing to compare")
+            self.decision = Decision(reason=f"{_why_nothing(self._verify.claim, best)}, {NOTHING}")
             return self.decision
         self._session.listener.finals_started([0, best.number], None)
         self._rounds(best)
