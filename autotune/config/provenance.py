@@ -88,7 +88,7 @@ class Provenance:
             ratio=number(speedup.get("ratio")),
             ci=interval(speedup.get("ci")),
             num_rounds=int(number(speedup.get("num_rounds")) or 0),
-            freedom=number(speedup.get("freedom")),
+            freedom=found if (found := number(speedup.get("freedom"))) is not None and found >= 1 else None,
             verdict=str(speedup.get("verdict") or ""),
             baseline=_rate(said.get("baseline")),
             best=_rate(said.get("best")),

@@ -186,3 +186,9 @@ def test_invalid_interval_is_ignored(read, said):
     assert (
         read(f"{TOP}provenance: {{speedup: {said}, baseline: 7, program: x, identity: [], pinned: {{}}}}\n").speedup.ci is None
     )
+
+
+@pytest.mark.parametrize(("said", "freedom"), [(7.5, 7.5), (0, None), (-1, None), (".nan", None), ("many", None)])
+def test_impossible_degrees_of_freedom_are_ignored(read, said, freedom):
+    """With -1, every interval was not a number: any claim held, and the summary could not be read afterwards."""
+    assert read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, ci: [1.4, 1.6], freedom: {said}}}}}\n").speedup.freedom == freedom
