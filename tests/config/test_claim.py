@@ -1,8 +1,9 @@
 import shlex
+from dataclasses import asdict
 
 import pytest
 
-from autotune.config.claim import check_bounds, read_claim, typed_command
+from autotune.config.claim import Verify, check_bounds, read_claim, typed_command
 from autotune.config.compose import compose
 from autotune.errors import BadInput
 from autotune.export.formats import render
@@ -192,3 +193,9 @@ def test_invalid_interval_is_ignored(read, said):
 def test_impossible_degrees_of_freedom_are_ignored(read, said, freedom):
     """With -1, every interval was not a number: any claim held, and the summary could not be read afterwards."""
     assert read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, ci: [1.4, 1.6], freedom: {said}}}}}\n").speedup.freedom == freedom
+
+
+def test_claim_with_a_huge_number_of_rounds_can_be_stored(read):
+    """The verification ended with an internal error, because its study.json could not be read back."""
+    claim = read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, num_rounds: 1.0e+20}}}}\n")
+    assert Verify.from_json(asdict(Verify(claim=claim, rounds=4, minutes=5.0))).claim == claim
