@@ -29,7 +29,7 @@ def test_search_counts_as_one_round_of_the_configurations_measured_again():
 
 
 def test_search_rates_from_before_an_accepted_disturbance_are_no_noise():
-    """Another program made everything slower after the baseline: the verdict's interval was ten times as wide."""
+    """Another program made everything slower after the baseline: the verdict's interval was far too wide."""
     ended = [first(0, 100.0), first(1, 105.0), final(2, 1, 105.0, 1), final(3, 0, 70.0, 1)]
     assert len(rounds_of(ended)) == 2
     ended[1].evidence[ACCEPTED] = {"cpu": 1.0}
