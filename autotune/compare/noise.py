@@ -52,7 +52,7 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     for record in first:
         arm = configuration_key(record.changed)
         if record.number >= since and record.score and record.outcome.may_win and arm in again:
-            searched.setdefault(arm, record.score)
+            searched[arm] = record.score  # the last one is in the finals: an earlier one was in doubt
     return [measured for measured in (searched, *found.values()) if len(measured) > 1]
 
 

@@ -38,6 +38,13 @@ def test_search_rates_from_before_an_accepted_disturbance_are_no_noise():
     assert len(rounds_of(ended)) == 2, "the baseline itself was measured under the disturbance"
 
 
+def test_rate_in_doubt_that_was_measured_again_is_no_noise():
+    """The search repeats a trial that load has slowed unnoticed, but its first rate counted as the machine's usual scatter."""
+    again = a_trial(2, changed={"env.A": "1"}, value=150.0, origin="again")
+    rounds = rounds_of([first(0, 100.0), first(1, 75.0), again, final(3, 1, 150.0, 1), final(4, 0, 100.0, 1)])
+    assert noise_of(rounds).spread < 1e-9
+
+
 def test_round_of_one_configuration_gives_no_noise_estimate():
     assert rounds_of([first(0, 100.0), final(1, 0, 101.0, 1)]) == []
     assert noise_of([]) is None
