@@ -21,6 +21,7 @@ from autotune.cli.process_start import begin
 from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
 from autotune.export.formats import render
+from autotune.knobs.values import shown
 from autotune.masking import Secrets
 from autotune.records import Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.report.writing import write_report
@@ -202,7 +203,7 @@ class Study:
 
 def run(
     *overrides: str,
-    command: Sequence[str] | None = None,
+    command: Sequence[str | os.PathLike[str]] | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     config_dirs: Sequence[str | os.PathLike[str]] = (),
     on_trial: Callable[[Study, TrialRecord], object] | None = None,
@@ -229,11 +230,13 @@ def run(
             them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """
+    if isinstance(command, str):
+        raise BadInput(f"COMMAND: not a list of arguments, got {shown(command)}. Give command={command.split()!r}.")
     begin(is_process=False)
     runs = None if runs_dir is None else os.fspath(runs_dir)
     asked = Asked(
         overrides=overrides,
-        command=None if command is None else list(command),
+        command=None if command is None else [os.fspath(word) for word in command],
         config_dirs=tuple(Path(folder) for folder in config_dirs),
         runs_dir=runs,
     )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from autotune.cli.verify import meant, no_command
 from autotune.config.best_file import ANYWHERE, Best, read_best
@@ -30,7 +30,9 @@ from autotune.records import Knobs
 from autotune.studies import call
 
 if TYPE_CHECKING:
+    from autotune.config.claim import Claim
     from autotune.config.command import CommandTemplate
+    from autotune.config.compose import Composed
 
 LENGTH = "train.epochs"  # key that decides only how long a recipe trains
 # What affects the training of a recipe, apart from knobs: groups of keys (with a dot at the end) and single keys.
@@ -194,7 +196,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     if twice := [key for key in keys if key in best.knobs]:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
     facts = host_facts()
-    claim = read_claim(Path(best.file), ANYWHERE)
+    claim = read_claim(Path(best.file))
     claim.check_parts(asked.overrides)
     anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # the file's values may exceed this machine's number of cores
     composed = compose(asked.overrides, command=None, facts=anywhere, document=claim.document(without=keys))
@@ -203,7 +205,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     composed.config.train.epochs = epochs
     template = recipe_command(composed.config, asked=knobs)
     argv = template.argv(knobs)
-    notes = _of_other_settings(best, [word for word in asked.overrides if not _is_as_measured(word, claim.settings)])
+    notes = _of_other_settings(best, _other_than_measured(asked.overrides, claim, composed))
     length = "1 epoch; train.epochs=N trains longer" if epochs == 1 else f"{epochs} epochs"
     return _Run(
         best=replace(best, knobs=knobs, origin=(best.origin[0], "" if notes else best.origin[1], best.origin[2])),
@@ -236,11 +238,14 @@ def _check(overrides: Sequence[str]) -> None:
         raise BadInput(problems)
 
 
-def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
-    """Whether an override leaves the file's claim valid: it sets only the training's length, or repeats the file's value."""
-    key, _, value = word.lstrip("+").partition("=")
-    measured = settings.get(key, settings.get(f"{key}.name"))  # model=mlp sets model.name
-    return key == LENGTH or (measured is not None and value == value_text(measured))
+def _other_than_measured(overrides: Sequence[str], claim: Claim, composed: Composed) -> list[str]:
+    """Returns the overrides that make the training differ from what was measured; its length makes no difference."""
+    from autotune.config.keys import settings
+
+    now, then = {**settings(composed.config), **composed.space.pinned}, {**claim.settings, **claim.pinned}
+    differing = [key for key in {*now, *then} if key != LENGTH and now.get(key) != then.get(key)]
+    keys = {word: word.lstrip("+").partition("=")[0] for word in overrides}  # model=NAME chooses all keys of its group
+    return [word for word, key in keys.items() if any(other == key or other.startswith(f"{key}.") for other in differing)]
 
 
 def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:

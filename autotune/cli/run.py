@@ -150,13 +150,15 @@ def judge(verification: dict[str, Any]) -> None:
         ClaimBroken: the claim does not hold on this machine now.
         NotMeasured: no round was completed.
     """
+    from autotune.compare.verify import NOTHING
     from autotune.report import verification_rows
 
     if verification["verdict"] == "no longer holds":
         raise ClaimBroken(verification_rows.broken(verification))
     if verification["verdict"] == "ambiguous" and not verification.get("now"):
         reason = verification.get("reason") or "no round was completed"
-        raise NotMeasured(f"{verification['file']}: not measured: {reason}. Give it more time: --minutes 15.")
+        more = "" if NOTHING in reason else " Give it more time: --minutes 15."
+        raise NotMeasured(f"{verification['file']}: not measured: {reason}.{more}")
     if verification["verdict"] == "ambiguous":
         print(plain(f"autotune: {verification['file']}: {verification_rows.explanation(verification)}"), file=sys.stderr)
 

@@ -51,16 +51,19 @@ def verify(asked: Asked, *, as_json: bool) -> int:
         ClaimBroken: the claim does not hold on this machine now.
         Interrupted, FolderLost: as for `run`.
     """
-    from autotune.config.claim import Verify, read_claim
+    from autotune.config.claim import Verify, check_bounds, read_claim
+    from autotune.config.schema import LOCAL
     from autotune.machine import host_context, host_facts
 
     _check(asked)
     facts = host_facts()
     study, file = _source(asked)
-    claim = read_claim(file, host_context(facts, None, is_recipe=False))
+    claim = read_claim(file)
     if not claim.changed:
         return _nothing(claim, as_json=as_json)
     claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)
+    if composed.config.launcher == LOCAL:  # a cluster's node may have more cores than this machine
+        check_bounds(claim, host_context(facts, None, is_recipe=False))
     long_minutes = (asked.long_minutes or LONG_MINUTES) if asked.is_long else None
     wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=long_minutes)
     from autotune.study import run_study

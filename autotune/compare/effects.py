@@ -104,6 +104,8 @@ def _is_determined(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any])
     own = contrast != 0  # changes that are reverted together count as one
     num_changes = design.sum(axis=1) - np.where((design[:, own] != 0).all(axis=1), own.sum() - 1, 0)
     near = design[num_changes <= MAX_NEAR_CHANGES]
+    if not near.size:  # the origin itself may have no rate that counts, as that of a trial that was stopped early
+        return False
     differences = near - near.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)

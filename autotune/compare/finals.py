@@ -31,7 +31,7 @@ from autotune.compare.decision import (
     without_finalist,
 )
 from autotune.compare.interleaving import Interleaving, Pair
-from autotune.compare.noise import assumed_noise, known_noise, noise_besides, rounds_of
+from autotune.compare.noise import assumed_noise, comparable_since, known_noise, noise_besides, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord, last_round
 from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
@@ -203,11 +203,11 @@ class Finals:
         # A round that was cut off is not completed later, because all trials of a round must be measured side by side.
         rounds = list(filter(_is_comparison, by_round(self._earlier, CHOOSING)))
         candidates = [c for c in candidates if self._can_be_confirmed(c)] or candidates
-        entrants = list(candidates)
+        entrants, since = list(candidates), comparable_since(self._session.records)
         for index in range(CHOOSING_ROUNDS):
             if index < len(rounds):
                 continue  # measured by an earlier run of the study
-            entrants = self._affordable(_within_reach(entrants, rounds[:index]))
+            entrants = self._affordable(_within_reach(entrants, rounds[:index], since))
             if len(entrants) < 2 or not self._has_time_for_effects(entrants, is_first=not index):
                 break
             self._round += 1
@@ -218,8 +218,7 @@ class Finals:
                 for entrant in order:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rounds = list(filter(_is_comparison, rounds))
-        rates = _mean_rates(candidates, rounds)
-        measured = {number for found in rounds for number in _rates_of(found)}
+        rates, measured = _mean_rates(candidates, rounds, since), _measured_in(rounds)
         competing = _competing(candidates, measured)  # only these may win, if there are any
         able = [c for c in candidates if not self._num_lost(c)] or [c for c in candidates if not self._is_out(c)] or candidates
         noise = self._noise(*candidates)
@@ -356,7 +355,7 @@ class Finals:
         return max(taken) if taken else min(first.fresh_s, self._session.costs.again_s(first.knobs, first.changed))
 
 
-def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
+def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]], since: int) -> dict[int, float]:
     """Returns {trial number: mean rate over the choosing rounds}; {} before the first round.
 
     The search's own measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine,
@@ -364,9 +363,13 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
     table, it lowered that share from 76 to 70 %; there the best two configurations differ by less than repeats of the same
     configuration.
+
+    Search rates of trials before number `since` are not comparable with those of later ones. They count only if there is a
+    candidate without any other rate.
     """
-    searched = {candidate.number: candidate for candidate in candidates}
-    return stats.round_means([_rates_of(measured) for measured in [searched, *rounds]]) if any(rounds) else {}
+    is_complete = _measured_in(rounds) >= {candidate.number for candidate in candidates}
+    searched = {one.number: one for one in candidates if one.number >= since or not is_complete}
+    return stats.round_means([_rates_of(found) for found in [searched, *rounds]]) if any(rounds) else {}
 
 
 def _is_comparison(measured: dict[int, TrialRecord]) -> bool:
@@ -384,11 +387,15 @@ def _competing(candidates: list[TrialRecord], measured: set[int]) -> list[TrialR
     return candidates[: max(places, default=0)]
 
 
-def _within_reach(entrants: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> list[TrialRecord]:
+def _within_reach(entrants: list[TrialRecord], rounds: list[dict[int, TrialRecord]], since: int) -> list[TrialRecord]:
     """Returns the entrants that may still turn out to be the fastest after some choosing rounds."""
-    rates = _mean_rates(entrants, rounds)
+    rates = _mean_rates(entrants, rounds, since)
     own = {entrant.number: rates.get(entrant.number, 0.0) for entrant in entrants}  # the baseline's rate does not count
     return [entrant for entrant in entrants if own[entrant.number] >= CONTENDER_FRAC * max(own.values())]
+
+
+def _measured_in(rounds: list[dict[int, TrialRecord]]) -> set[int]:
+    return {number for found in rounds for number in _rates_of(found)}
 
 
 def _rates_of(measured: dict[int, TrialRecord]) -> dict[int, float]:

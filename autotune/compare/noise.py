@@ -15,7 +15,8 @@ from autotune import stats
 from autotune.compare.interleaving import Pair
 from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
-from autotune.trials.session import configuration_key
+from autotune.trials.health import ACCEPTED
+from autotune.trials.session import SEARCHED, configuration_key
 
 # Limits on the degrees of freedom that evidence may add.
 MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs alone have 7, so the pairs' own spread counts more
@@ -37,7 +38,8 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
 
     A measurement that may not win (unsteady, or of a configuration that violates a constraint) counts here as it does in the
     pairs of the verdict. The search counts as one round of the configurations that were measured again. Its windows are
-    shorter, so it rather increases the estimated spread.
+    shorter, so it rather increases the estimated spread. If the study accepted a disturbance in the search, rates from before
+    and after that moment are not comparable, and only those after it count.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:
@@ -45,12 +47,21 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
             key = (record.kind, record.why if record.kind is Kind.final else record.origin, record.round)
             found.setdefault(key, {})[configuration_key(record.changed)] = record.score
     again = {arm for measured in found.values() for arm in measured}
-    searched: dict[Hashable, float] = {}
-    for record in records:
+    first = [record for record in records if record.kind in SEARCHED]
+    since, searched = comparable_since(records), dict[Hashable, float]()
+    for record in first:
         arm = configuration_key(record.changed)
-        if record.kind in (Kind.baseline, Kind.search) and record.score and record.outcome.may_win and arm in again:
-            searched.setdefault(arm, record.score)
+        if record.number >= since and record.score and record.outcome.may_win and arm in again:
+            searched[arm] = record.score  # the last one is in the finals: an earlier one was in doubt
     return [measured for measured in (searched, *found.values()) if len(measured) > 1]
+
+
+def comparable_since(records: Sequence[TrialRecord]) -> int:
+    """Returns the number of the first search trial whose rate is comparable with those of all later ones, 0 for the baseline.
+
+    Rates from before and after the moment at which the study accepted a disturbance are not comparable (see `health.Level`).
+    """
+    return max((record.number for record in records if record.kind in SEARCHED and record.evidence.get(ACCEPTED)), default=0)
 
 
 def noise_of(rounds: Sequence[Round]) -> Noise | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from autotune import stats
@@ -12,6 +12,7 @@ from autotune.compare.decision import Decision, by_round, judge, pairs_of, was_f
 from autotune.compare.interleaving import Interleaving
 from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
+from autotune.knobs.step import ACCUMULATION
 from autotune.plain_text import one_line
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, last_round
@@ -24,6 +25,9 @@ MIN_ROUNDS = 2  # a single round has no spread
 MAX_LOST_ROUNDS = 2  # verification gives up after this many rounds in which a configuration failed
 KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
+GLOBAL_BATCH = "train.global_batch"
+NOTHING = "so there is nothing to compare"
+NO_EFFECT = "has no effect with the program's other settings"
 
 Verdict = Literal["holds", "no longer holds", "ambiguous"]
 
@@ -52,7 +56,8 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;
     - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, any
-      claim would hold if the interval was wide enough;
+      claim would hold if the interval was wide enough. A best that is slower than the baseline, which violates a constraint,
+      must not lose more than twice what is claimed (on the log scale);
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by
@@ -73,7 +78,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     if now.ci[1] < 1 + stats.FASTER_FRAC < claimed.ratio:
         reason = f"it is not faster than the baseline any more: {now.ratio:.3f}x, at most {now.ci[1]:.3f}x"
         return Comparison(verdict="no longer holds", reason=reason, left=left)
-    needed = math.exp(KEPT_FRAC * math.log(claimed.ratio))
+    needed = claimed.ratio ** (KEPT_FRAC if claimed.ratio > 1 else 1 / KEPT_FRAC)
     if now.ci[0] > needed:
         return Comparison(verdict="holds", reason="", left=left)
     reason = f"undecided after {now.num_rounds} rounds: the speed-up may be anything from {now.ci[0]:.2f}x to {now.ci[1]:.2f}x"
@@ -104,9 +109,7 @@ class Verification:
             self.decision = Decision(reason=f"the file's configuration could not be measured: {_outcome_text(best)}")
             return self.decision
         if not best.changed:
-            self.decision = Decision(
-                reason="the program already runs with all of the file's settings, so there is nothing to compare"
-            )
+            self.decision = Decision(reason=f"{_why_nothing(self._verify.claim, best)}, {NOTHING}")
             return self.decision
         self._session.listener.finals_started([0, best.number], None)
         self._rounds(best)
@@ -186,7 +189,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
      "left": {"ratio", "ci"} | null (speed-up now over speed-up claimed), "differences": [phrase],
      "long": {"seconds", "baseline": {"claimed", "short", "achieved"}, "best": the same} | null}
     """
-    claim = Verify.from_json(about.verifies).claim
+    claim, is_held = Verify.from_json(about.verifies).claim, about.identity.get(GLOBAL_BATCH) is not None
     best = _first_of(records)
     found = _found(claim, best, records, decision)
     ratio = decision.ratio if decision else None
@@ -199,7 +202,7 @@ def verification(about: StudyRecord, records: list[TrialRecord], decision: Decis
         "claimed": {**_ratio(claim.speedup), "baseline": asdict(claim.baseline), "best": asdict(claim.best)},
         "now": _now(records, decision, ratio, best) if decision and ratio and best else None,
         "left": _ratio(found.left) if found and ratio else None,
-        "differences": differences(claim, about.identity) + (_already(claim, best) if best else []),
+        "differences": differences(claim, about.identity) + (_unchanged(claim, best, is_held=is_held) if best else []),
         "long": _long(claim, records, best),
     }
 
@@ -214,10 +217,20 @@ def differences(claim: Claim, now: dict[str, Any]) -> list[str]:
     ]
 
 
-def _already(claim: Claim, best: TrialRecord) -> list[str]:
-    """Returns a phrase for each of the file's changes that the program now makes itself. Today's speed-up excludes them."""
-    there = [key for key in claim.changed if key in best.knobs and key not in best.changed]
-    return [f"{key}: the program has {best.knobs[key]} already" for key in there]
+def _unchanged(claim: Claim, best: TrialRecord, *, is_held: bool) -> list[str]:
+    """Returns a phrase for each of the file's changes that changes nothing here. Today's speed-up excludes them.
+
+    Args:
+        claim: the claim of the file.
+        best: first measurement of the file's configuration.
+        is_held: whether `train.global_batch` is set. Accumulation then follows from the batch size and is no change of its own.
+    """
+    counted = {*best.changed, *([ACCUMULATION.key] if is_held else [])}
+    return [
+        f"{key}: the program has {best.knobs[key]} already" if key in best.knobs else f"{key}: {NO_EFFECT}"
+        for key in claim.changed
+        if key not in counted
+    ]
 
 
 def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], decision: Decision | None) -> Comparison | None:
@@ -233,10 +246,22 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
     if decision is None:
         return None
     if decision.ratio is None:
-        lost = {record.repeats for record in records if record.why == ROUND and record.score is None}
-        is_best = bool(best and lost == {best.number})
-        return Comparison(verdict="no longer holds" if is_best else "ambiguous", reason=decision.reason, left=nothing)
-    return compare(claim.speedup, decision.ratio, decision.margin)
+        lost = [record for record in records if record.why == ROUND and record.score is None]
+        failed = [one for one in lost if best and one.repeats == best.number and not one.outcome.is_no_answer]
+        is_refuted = bool(lost) and failed == lost  # rounds that were lost for another reason say nothing about the claim
+        return Comparison(verdict="no longer holds" if is_refuted else "ambiguous", reason=decision.reason, left=nothing)
+    compared = compare(claim.speedup, decision.ratio, decision.margin)
+    measured = [one for one in records if best and (one is best or (one.why == ROUND and one.repeats == best.number))]
+    if len(broken := [one for one in measured if one.violations]) >= MAX_LOST_ROUNDS:  # as in the finals, which rule it out
+        return replace(compared, verdict="no longer holds", reason=f"it violates a constraint here: {broken[-1].reason}")
+    return compared
+
+
+def _why_nothing(claim: Claim, best: TrialRecord) -> str:
+    """Returns why a file changes nothing here."""
+    if claim.changed.keys() <= best.knobs.keys():
+        return "the program already runs with all of the file's settings"
+    return "none of the file's settings changes anything here"
 
 
 def _first_of(records: list[TrialRecord]) -> TrialRecord | None:

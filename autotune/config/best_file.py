@@ -83,7 +83,7 @@ class Best:
             if not keys:
                 continue
             option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]
-            if _holds(words, [*option, _filled(part, self.knobs)]):
+            if _holds(words, [_filled(word, self.knobs) for word in (*option, part)]):  # the word before may be one, too
                 passed.update({key: self.knobs[key] for key in keys})
                 continue
             asked = one_line(" ".join([*option, part]), MAX_WORDS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import files
+from autotune.config.best_file import ANYWHERE
 from autotune.config.conflicts import problems_of_secrets
 from autotune.config.keys import is_setting
 from autotune.config.literals import is_reference, literal, plain
@@ -134,13 +135,13 @@ class Verify:
             raise ValueError(f"not a claim that this version can read: {error}") from error
 
 
-def read_claim(path: Path, host_context: HostContext) -> Claim:
-    """Returns the claim of an exported file, whose knobs must be within the machine's bounds.
+def read_claim(path: Path) -> Claim:
+    """Returns the claim of an exported file. `check_bounds` checks whether a machine can serve its values.
 
     Raises:
         BadInput: not a file that autotune exported (not YAML, unknown keys, unusable values, no claim). Names what is wrong.
     """
-    document = files.read(path, "BEST", host_context).document
+    document = files.read(path, "BEST", ANYWHERE).document
     raw_said = document.pop(PROVENANCE, None)
     if not isinstance(raw_said, dict):
         got = "an empty file" if not document else "no provenance in it"
@@ -148,7 +149,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     said = Provenance.of(raw_said)
     pins, secrets = ([knob(key).key for key in keys if is_knob(key)] for keys in (said.pinned, said.secret))
     values = {key: value for key, value in files.flat(document) if value is not None}
-    knobs = {key: _value(key, value, host_context, path) for key, value in values.items() if is_knob(key)}
+    knobs = {key: _value(key, value, path) for key, value in values.items() if is_knob(key)}
     others = {key: value for key, value in values.items() if key not in knobs}  # keys that were added by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
     if problems := problems_of_secrets(knobs.items()):
@@ -162,7 +163,7 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
         baseline=said.baseline,
         best=said.best,
         identity=said.identity,
-        settings=_settings({**said.settings, **others}, host_context, path),
+        settings=_settings({**said.settings, **others}, path),
         command=said.command,
         cwd=said.cwd,
     )
@@ -171,6 +172,22 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     if absent := [key for key in pins if key not in knobs and key.removeprefix(PREFIX) not in os.environ]:
         raise BadInput(_without_pin(absent[0], path))
     return claim
+
+
+def check_bounds(claim: Claim, host_context: HostContext) -> None:
+    """Checks that the machine on which a claim is verified can serve the values of its knobs.
+
+    Raises:
+        BadInput: it cannot; lists every problem.
+    """
+    problems = []
+    for key, value in {**claim.pinned, **claim.changed}.items():
+        try:
+            value_of(knob(key), value, host_context)
+        except BadInput as error:
+            problems += [f"{claim.file}: {problem}" for problem in error.problems]
+    if problems:
+        raise BadInput(problems)
 
 
 def _without_pin(key: str, path: Path) -> str:
@@ -188,14 +205,14 @@ def typed_command(claim: Claim) -> str:
     return one_line(line, MAX_LINE)  # untrusted text for the user's terminal
 
 
-def _value(key: str, value: Any, host_context: HostContext, path: Path) -> KnobValue:
+def _value(key: str, value: Any, path: Path) -> KnobValue:
     text = plain(value) if isinstance(value, str) else value
     if text == value and is_reference(value):
         raise BadInput(f"{key}: a reference, got {shown(value)} in {path}. Replace it with the value to verify.")
-    return value_of(knob(key), text, host_context)
+    return value_of(knob(key), text, ANYWHERE)
 
 
-def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> dict[str, Any]:
+def _settings(said: dict[str, Any], path: Path) -> dict[str, Any]:
     problems = [
         f"{key}: cannot be part of a claim, got {shown(said[key])} in {path}. {EXPORTED}, unedited."
         for key in said
@@ -204,7 +221,7 @@ def _settings(said: dict[str, Any], host_context: HostContext, path: Path) -> di
     for key, value in said.items():
         try:
             if not problems and key not in PARTS.values():  # parts are only compared with the command line
-                files.check_key(key, value, host_context)
+                files.check_key(key, value, ANYWHERE)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
     if masked := [key for key, value in said.items() if is_masked(value)]:

@@ -19,6 +19,7 @@ from autotune.plain_json import mapped
 PROVENANCE = "provenance"
 EXPORTED = "Give a study, or a file that `autotune export STUDY -o best.yaml` wrote"
 MAX_NAME = 60
+MAX_ROUNDS = 10**6  # largest number of rounds that is believed; a claim with a far larger one could not be stored
 NUMBER = re.compile(r"\d{1,9}")
 RECIPE_KEYS = {"model.name", "model.factory"}
 # Keys that identify a loader whose knobs were set in the study; only the first two are in every file.
@@ -87,8 +88,8 @@ class Provenance:
             date=str(said.get("date") or ""),
             ratio=number(speedup.get("ratio")),
             ci=interval(speedup.get("ci")),
-            num_rounds=int(number(speedup.get("num_rounds")) or 0),
-            freedom=number(speedup.get("freedom")),
+            num_rounds=int(min(number(speedup.get("num_rounds")) or 0, MAX_ROUNDS)),
+            freedom=found if (found := number(speedup.get("freedom"))) is not None and found >= 1 else None,
             verdict=str(speedup.get("verdict") or ""),
             baseline=_rate(said.get("baseline")),
             best=_rate(said.get("best")),

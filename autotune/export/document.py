@@ -16,6 +16,7 @@ from autotune.plain_text import one_line
 from autotune.records import KnobValue
 
 MAX_LINE = 160
+MAX_COPIED = 1 << 16  # what the reader copies is not cut
 
 # Function that returns a library's keys and values for a knob's value; None if the library cannot express it.
 Row = Callable[[Any, Winner], dict[str, Any] | None]
@@ -78,7 +79,7 @@ def expressed(winner: Winner, rows: dict[str, Row], *, skip: Iterable[str] = ())
 
 def left_out_line(key: str, value: KnobValue) -> str:
     """Returns a line on how to set a knob that a format cannot express: "threads.intra=2: torch.set_num_threads(2)"."""
-    return f"{one_line(f'{key}={value_text(value)}', MAX_LINE)}: {one_line(how(key, value), 1 << 16)}"  # never cut
+    return f"{one_line(f'{key}={value_text(value)}', MAX_LINE)}: {one_line(how(key, value), MAX_COPIED)}"
 
 
 def as_yaml(winner: Winner, document: Document) -> Exported:

@@ -15,6 +15,7 @@ from autotune.errors import BadInput, one_of
 from autotune.export import accelerate, deepspeed, document, environment, huggingface, lightning, python, yaml
 from autotune.export.document import Document, Exported
 from autotune.export.winner import Winner, winner
+from autotune.knobs import malloc
 from autotune.records import Summary, Tier
 
 TEXTS: dict[str, Callable[[Winner], Exported]] = {"yaml": yaml.render, "env": environment.render, "python": python.render}
@@ -47,7 +48,8 @@ def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") 
     """
     check_format(format)
     found = winner(summary, tier)
-    exported = TEXTS[format](found) if format in TEXTS else _configuration(found, format, file)
+    with malloc.as_on(summary["machine"]):  # a login node may have other allocators, or have them elsewhere
+        exported = TEXTS[format](found) if format in TEXTS else _configuration(found, format, file)
     if found.nothing and not exported.header:
         exported = replace(exported, notes=[*exported.notes, found.nothing])
     return exported

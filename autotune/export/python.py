@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from autotune.export.document import MAX_LINE, Exported, left_out_line
+from autotune.export.document import MAX_COPIED, Exported, left_out_line
 from autotune.export.in_code import ddp_keys, loader_arguments, loader_keys
 from autotune.export.winner import Winner
 from autotune.knobs.catalogue import knob
@@ -55,7 +55,8 @@ def _best(winner: Winner) -> str:
     lines.append("}")
     if winner.variables:
         lines.append("# Before Python starts, in the shell:")
-        lines += [f"#   {one_line(f'export {name}={shlex.quote(text)}', MAX_LINE)}" for name, text in winner.variables.items()]
+        exports = [f"export {name}={shlex.quote(text)}" for name, text in winner.variables.items()]
+        lines += [f"#   {one_line(line, MAX_COPIED)}" for line in exports]
     in_code = {*IN_PARTS, *loader_keys(winner.in_program)}
     others = [key for key in winner.in_program if key not in (*in_code, *ddp_keys(winner.in_program), COMPRESSION)]
     lines += [f"# {left_out_line(key, winner.active[key])}" for key in others]

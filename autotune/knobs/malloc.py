@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.harness.protocol import KEEPING
 
@@ -26,6 +28,21 @@ _on_node: list[Mapping[str, str]] = []  # what `run_on` was given; empty if tria
 def run_on(libraries: Mapping[str, str] | None) -> None:
     """Sets which allocators `installed` returns: those of the node on which trials run; None for those of this machine."""
     _on_node[:] = [] if libraries is None else [libraries]
+
+
+@contextlib.contextmanager
+def as_on(machine: Mapping[str, Any]) -> Iterator[None]:
+    """Lets `installed` return the allocators of a study's machine within the context.
+
+    Args:
+        machine: the machine's facts. Without FACT, which only a cluster's nodes have, the machine is this one.
+    """
+    libraries, before = machine.get(FACT), list(_on_node)
+    run_on(libraries if isinstance(libraries, dict) else None)
+    try:
+        yield
+    finally:
+        _on_node[:] = before
 
 
 def installed() -> Mapping[str, str]:

@@ -184,7 +184,8 @@ class _Study:
                 top, claim = baseline, None
             entry = self._entry(top, overrides=True)
             if claim and claim.ratio:
-                said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
+                ratio, known = claim.ratio, ("ratio", "ci", "num_rounds", "freedom")
+                said = {**{name: getattr(ratio, name) for name in known}, "verdict": claim.verdict, "reason": claim.reason}
                 entry |= {"measured_in": "finals", "speedup": said}
                 entry.pop("num_unpaired", None)
                 if top.score == top.value:

@@ -123,6 +123,14 @@ def test_bad_request_raises_bad_input_and_leaves_no_folder(command, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_command_as_one_text_is_refused_and_the_list_to_give_is_named(command):
+    """Its letters were taken for the arguments: "no such program, got 'p'"."""
+    with pytest.raises(BadInput, match=r"got 'python train\.py'\. Give command=\['python', 'train\.py'\]"):
+        autotune.run(command="python train.py")
+    with pytest.raises(BadInput, match=r"study\.budget\.minute"):
+        autotune.run("study.budget.minute=1", command=[*command[:-2], Path(command[-2]), command[-1]])
+
+
 @pytest.mark.thorough
 def test_interrupt_keeps_the_measured_trials_and_says_how_to_continue(command, tmp_path):
     source = f"""

@@ -240,7 +240,8 @@ def test_recipe_file_from_a_larger_machine_is_applied(place: Place, capsys: pyte
 def test_ratio_measured_with_other_settings_is_doubted(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place.best({"threads": {"intra": 1}}, settings=MLP, speedup={"ratio": 1.5})
+    settings = {**MLP, "model.num_classes": 10, "model.num_layers": 4, "model.hidden_size": 512}
+    place.best({"threads": {"intra": 1}}, settings=settings, speedup={"ratio": 1.5})
     monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: None)
     file = place.path / "best.yaml"
     asked = Asked(what=str(file), overrides=("train.epochs=3", "loader.batch_size=8"), command=None, runs=place.path)
@@ -249,8 +250,11 @@ def test_ratio_measured_with_other_settings_is_doubted(
     assert applied.endswith("best.yaml: batch 8 · threads 1 (study s)")
     says = "1.50x may not hold for this run, because it was measured without loader.batch_size=8; "
     assert doubt == f"autotune: {says}`autotune verify {file} loader.batch_size=8` measures it"
-    apply(replace(asked, overrides=("train.epochs=3", "model=mlp", "device.kind=cpu")))
+    apply(replace(asked, overrides=("train.epochs=3", "model=mlp", "device.kind=cpu", "data.num_features=64")))
     assert "may not hold" not in capsys.readouterr().err
+    place.best({"threads": {"intra": 1}}, settings={**settings, "model.hidden_size": 64}, speedup={"ratio": 1.5})
+    apply(replace(asked, overrides=("train.epochs=3", "model=mlp")))  # of the usual size, not of the measured one
+    assert "may not hold for this run, because it was measured without model=mlp; " in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_command_environment_and_settings_and_starts_nothing(place: Place) -> None:

@@ -1,5 +1,6 @@
 """`autotune apply` reads what `autotune export` writes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def test_command_must_pass_the_knobs_that_the_command_of_the_study_passed(best):
     assert len(problems) == 1
     assert "`--size {loader.batch_size=16}`" in problems[0]
     assert best.handed_over(["--bs", "64"], known=["loader.batch_size", "loader.num_workers"]) == ({}, [])
+
+
+def test_knobs_in_consecutive_arguments_without_options_are_recognised(best):
+    """The second one was looked for after the unfilled placeholder of the first, so every command was refused."""
+    positional = replace(best, command=["python", "train.py", "{loader.batch_size=16}", "{loader.num_workers=0}"])
+    passed = {"loader.batch_size": 64, "loader.num_workers": 2}
+    assert positional.handed_over(["python", "train.py", "64", "2"]) == (passed, [])
+    assert len(positional.handed_over(["python", "train.py", "64", "0"])[1]) == 1
 
 
 def test_incomplete_description_of_the_loader_is_ignored(tmp_path):

@@ -10,7 +10,9 @@ import time
 import pytest
 import yaml
 
-from autotune.errors import ClaimBroken
+from autotune.cli.run import judge
+from autotune.compare.verify import NOTHING
+from autotune.errors import ClaimBroken, NotMeasured
 from tests.cli.conftest import Cli
 from tests.support.stub_programs import PRELUDE
 
@@ -155,3 +157,21 @@ def test_verification_that_gets_no_node_leaves_no_folder(cli, place, tmp_path):
     said = cli.refused("verify", "runs/s/best.yaml", "launcher=slurm", *COMMAND)
     assert "srun is not installed" in said
     assert sorted((place / "runs").iterdir()) == before
+
+
+def test_number_of_cores_of_a_login_node_does_not_limit_what_runs_on_a_cluster(cli, place, tmp_path):
+    document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
+    document["loader"]["num_workers"] = 4096
+    (place / "many.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
+    assert "many.yaml: loader.num_workers: more than this machine can serve" in cli.refused("verify", "many.yaml", *COMMAND)
+    cli.environment["PATH"] = str(tmp_path)  # without srun
+    assert "srun is not installed" in cli.refused("verify", "many.yaml", "launcher=slurm", *COMMAND)
+
+
+def test_more_time_is_not_advised_if_there_is_nothing_to_compare():
+    found = {"file": "best.yaml", "verdict": "ambiguous", "now": None, "reason": "no round was completed"}
+    with pytest.raises(NotMeasured, match=r"not measured: no round was completed\. Give it more time: --minutes 15\.$"):
+        judge(found)
+    found["reason"] = f"the program already runs with all of the file's settings, {NOTHING}"
+    with pytest.raises(NotMeasured, match=r"settings, so there is nothing to compare\.$"):
+        judge(found)

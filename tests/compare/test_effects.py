@@ -135,6 +135,15 @@ def test_trials_that_cannot_win_are_not_used():
     assert estimated({"a": "1"}, {}, [trial(0, {}, 100.0, Kind.baseline), bad]) == {}
 
 
+def test_configuration_far_from_all_trials_that_count_gets_no_estimate():
+    """The rate of a trial that was stopped early does not count. To explain such a trial could end with a ValueError."""
+    far = dict.fromkeys("abcdefg", "1")
+    stopped = trial(2, far, 50.0)
+    stopped.outcome = Outcome.raced
+    records = [trial(0, {}, 100.0, Kind.baseline), trial(1, {"h": "1"}, 101.0), stopped]
+    assert estimated(far, {}, records, is_any=True) == {}
+
+
 def test_small_effect_keeps_its_sign_despite_large_interacting_effects():
     """On a recorded table, a batch with a sixfold effect made the estimate of another change -16 % instead of +10 %."""
     rates = {

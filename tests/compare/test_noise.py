@@ -9,6 +9,7 @@ from autotune import stats
 from autotune.compare.noise import MAX_FREEDOM, as_json, from_json, noise_besides, noise_of, rounds_of
 from autotune.records import Kind, Outcome
 from autotune.stats import Noise
+from autotune.trials.health import ACCEPTED
 from tests.support.records import a_trial
 
 
@@ -25,6 +26,23 @@ def test_search_counts_as_one_round_of_the_configurations_measured_again():
     records = [first(0, 100.0), first(1, 150.0), first(2, 90.0), final(3, 1, 140.0, 1), final(4, 0, 101.0, 1)]
     rounds = rounds_of(records)
     assert [sorted(measured.values()) for measured in rounds] == [[100.0, 150.0], [101.0, 140.0]]
+
+
+def test_search_rates_from_before_an_accepted_disturbance_are_no_noise():
+    """Another program made everything slower after the baseline: the verdict's interval was far too wide."""
+    ended = [first(0, 100.0), first(1, 105.0), final(2, 1, 105.0, 1), final(3, 0, 70.0, 1)]
+    assert len(rounds_of(ended)) == 2
+    ended[1].evidence[ACCEPTED] = {"cpu": 1.0}
+    assert rounds_of(ended) == [{frozenset(ended[2].changed.items()): 105.0, frozenset(): 70.0}]
+    ended[0].evidence[ACCEPTED] = ended[1].evidence.pop(ACCEPTED)
+    assert len(rounds_of(ended)) == 2, "the baseline itself was measured under the disturbance"
+
+
+def test_rate_in_doubt_that_was_measured_again_is_no_noise():
+    """The search repeats a trial that load has slowed unnoticed, but its first rate counted as the machine's usual scatter."""
+    again = a_trial(2, changed={"env.A": "1"}, value=150.0, origin="again")
+    rounds = rounds_of([first(0, 100.0), first(1, 75.0), again, final(3, 1, 150.0, 1), final(4, 0, 100.0, 1)])
+    assert noise_of(rounds).spread < 1e-9
 
 
 def test_round_of_one_configuration_gives_no_noise_estimate():

@@ -1,8 +1,9 @@
 import shlex
+from dataclasses import asdict
 
 import pytest
 
-from autotune.config.claim import read_claim, typed_command
+from autotune.config.claim import Verify, check_bounds, read_claim, typed_command
 from autotune.config.compose import compose
 from autotune.errors import BadInput
 from autotune.export.formats import render
@@ -33,7 +34,7 @@ def read(tmp_path):
 
     def _read(text):
         (tmp_path / "best.yaml").write_text(text, encoding="utf-8")
-        return read_claim(tmp_path / "best.yaml", HERE)
+        return read_claim(tmp_path / "best.yaml")
 
     return _read
 
@@ -46,6 +47,15 @@ def test_claim_contains_changes_pins_and_the_claimed_speedup(read, summary):
     assert (claim.baseline.value, claim.best.value, claim.best.ci) == (100.0, 180.0, None)
     assert claim.identity == {"machine.num_cores": 4, "program.torch": "2.14.1"}
     assert (claim.command, claim.cwd) == (["python", "train.py", "--out", "${HOME}"], "/home/me")
+
+
+def test_values_that_only_another_machine_can_serve_are_read_but_not_verified_here(read, summary):
+    summary["best"] |= {"overrides": {**KNOBS, "loader.num_workers": 4096}}
+    claim = read(render(summary, "yaml", None).text)
+    assert claim.changed["loader.num_workers"] == 4096
+    check_bounds(claim, HostContext(num_cores=2048))
+    with pytest.raises(BadInput, match=r"best\.yaml: loader\.num_workers: more than this machine can serve \(4 effective"):
+        check_bounds(claim, HERE)
 
 
 def test_document_of_a_claim_contains_settings_and_pins_but_no_changes(read, summary):
@@ -177,3 +187,15 @@ def test_invalid_interval_is_ignored(read, said):
     assert (
         read(f"{TOP}provenance: {{speedup: {said}, baseline: 7, program: x, identity: [], pinned: {{}}}}\n").speedup.ci is None
     )
+
+
+@pytest.mark.parametrize(("said", "freedom"), [(7.5, 7.5), (0, None), (-1, None), (".nan", None), ("many", None)])
+def test_impossible_degrees_of_freedom_are_ignored(read, said, freedom):
+    """With -1, every interval was not a number: any claim held, and the summary could not be read afterwards."""
+    assert read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, ci: [1.4, 1.6], freedom: {said}}}}}\n").speedup.freedom == freedom
+
+
+def test_claim_with_a_huge_number_of_rounds_can_be_stored(read):
+    """The verification ended with an internal error, because its study.json could not be read back."""
+    claim = read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, num_rounds: 1.0e+20}}}}\n")
+    assert Verify.from_json(asdict(Verify(claim=claim, rounds=4, minutes=5.0))).claim == claim

@@ -13,6 +13,7 @@ from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
 from autotune.export import accelerate
 from autotune.export.formats import DOCUMENTS, FORMATS, render
+from autotune.knobs import malloc
 from autotune.records import Tier
 
 
@@ -105,6 +106,18 @@ def test_env_exports_variables_and_lists_settings_that_are_not_variables(summary
     assert {"OMP_NUM_THREADS=2", "MALLOC_ARENA_MAX=2"} <= set(shown.stdout.splitlines())
     assert "loader.num_workers=4: DataLoader(..., num_workers=4)" in exported.left_out
     assert "#   loader.num_workers=4: DataLoader(..., num_workers=4)\n" in exported.text
+
+
+def test_env_preloads_the_allocator_of_the_node_on_which_it_was_measured(changed, monkeypatch):
+    """On a login node without the library, the file had no LD_PRELOAD; with another path there, it had a wrong one."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(malloc, "installed_here", lambda: {"tcmalloc": "/login/libtcmalloc.so.4"})
+    summary = changed({"memory.malloc": "jemalloc"})
+    summary["machine"]["allocators"] = {"jemalloc": "/node/libjemalloc.so.2"}
+    assert "\nexport LD_PRELOAD=/node/libjemalloc.so.2\n" in render(summary, "env", None).text
+    assert malloc.installed() == {"tcmalloc": "/login/libtcmalloc.so.4"}
+    del summary["machine"]["allocators"]
+    assert "export LD_PRELOAD" not in render(summary, "env", None).text
 
 
 def test_yaml_shows_the_tier_of_the_changes_and_the_allowed_tier(summary):

@@ -123,6 +123,11 @@ def test_a_script_that_imports_the_exported_file_uses_all_knobs(changed, run, is
     assert seen["loss"] > 0
 
 
+def test_long_value_of_a_variable_to_copy_is_not_cut(changed):
+    value = ":".join(f"/opt/folder{number}" for number in range(30))
+    assert f"\n#   export SEARCHED={value}\n" in render(changed({"env.SEARCHED": value}), "python", None).text
+
+
 def test_fsdp_settings_are_exported(changed):
     text = render(changed({"parallel.strategy": "fsdp", "parallel.reshard_after_forward": False}), "python", None).text
     assert "fully_shard(block) for each block" in text

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from autotune.compare.noise import BUSY_GPU_NOISE
+from autotune.config.claim import read_claim
 from autotune.export.formats import render
 from autotune.records import Kind, Tier
 from autotune.report.changes import missing_text
@@ -313,6 +314,10 @@ def test_best_of_a_lower_tier_is_measured_in_the_finals_if_time_allows(bench, tm
     text = render(summary, "yaml", Tier.exact).text
     assert "faster" in text
     assert "from the search" not in text
+    (tmp_path / "exact.yaml").write_text(text)
+    speedup = read_claim(tmp_path / "exact.yaml").speedup
+    assert speedup.num_rounds == exact["speedup"]["num_rounds"] >= 2
+    assert speedup.freedom == pytest.approx(exact["speedup"]["freedom"], rel=1e-4), "else `verify` reads the interval as normal"
 
 
 @pytest.mark.thorough

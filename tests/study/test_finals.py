@@ -11,6 +11,7 @@ from autotune.records import CHOOSING, REPORTED, Kind, Outcome, Tier
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
 from autotune.trials.budget import closing_s
+from autotune.trials.health import ACCEPTED
 from tests.explain import made
 from tests.stats.simulated import Machine, Study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
@@ -408,6 +409,14 @@ def test_leader_that_a_cut_off_choosing_round_lacks_may_still_be_chosen(before):
     for number in before:
         study.measure_again(study.records[number], round_number=1, rules=MeasureRules(), why=CHOOSING)
     assert study.finals().finalist.number == 3
+
+
+def test_search_rates_from_before_an_accepted_disturbance_do_not_choose_the_winner():
+    """The slower candidate was chosen, because the search had measured it before another program began to use the machine."""
+    study = Study([100.0, 140.0, 148.0], Machine(np.random.default_rng(0), 0.001))
+    study.records[2].value *= 0.82
+    study.records[2].evidence[ACCEPTED] = {"cpu": 1.0}
+    assert study.finals().finalist.number == 2
 
 
 @pytest.mark.parametrize("before", [(1, 0), (0, 1)])

@@ -10,13 +10,16 @@ import pytest
 
 from autotune import stats
 from autotune.cli.plain import View
-from autotune.compare.verify import LONG, ROUND, compare, differences
+from autotune.compare.decision import Decision
+from autotune.compare.verify import LONG, ROUND, compare, differences, verification
 from autotune.config.claim import Claim, Rate, Verify
 from autotune.errors import NothingWorked
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
+from autotune.records import Kind, Outcome, StudyRecord
 from autotune.stats import Ratio
 from autotune.study import resume_study, run_study
 from tests.support.fake_launcher import Failure, Surface
+from tests.support.records import a_trial
 
 BF16 = {"precision.amp": "bf16"}
 FASTER = Surface(gains={("precision.amp", "bf16"): 1.5}, loader_per_s=1e6, start_s=1.0, window_s=3.0)
@@ -120,6 +123,13 @@ def test_claim_holds_if_the_difference_is_within_the_spread_of_the_machine():
     assert compare(exact, now, 0.05).verdict == "holds"
 
 
+@pytest.mark.parametrize(("now", "verdict"), [(0.80, "holds"), (0.66, "no longer holds"), (0.95, "holds")])
+def test_claim_of_a_best_that_is_slower_than_a_barred_baseline_can_hold(now, verdict):
+    """Whatever was measured, such a claim was undecided: half of a loss can never be shown to be a gain."""
+    claimed = Ratio(ratio=0.80, ci=(0.79, 0.81), num_rounds=5)
+    assert compare(claimed, Ratio(ratio=now, ci=(now - 0.01, now + 0.01), num_rounds=4)).verdict == verdict
+
+
 def test_true_claim_holds(verified):
     study = verified()
     summary = study.run()
@@ -149,6 +159,16 @@ def test_a_planted_slowdown_is_found(verified):
     assert found["reason"].startswith(f"{found['now']['ratio']:.2f}x here and now, but 1.50x is claimed: only 0.7")
 
 
+def test_claim_does_not_hold_if_its_configuration_violates_a_constraint_here(verified):
+    """A study never chooses such a configuration, but its verification said that the claim holds."""
+    of = claim(changed={**BF16, "loader.batch_size": 800})
+    found = verified(FASTER, of, "constraints.memory_free_frac=0.5").run()["verification"]
+    assert found["now"]["ratio"] > 1.5
+    assert found["verdict"] == "no longer holds"
+    words = "constraints.memory_free_frac: leaves 20.0% of the memory free, wanted 50.0%"
+    assert found["reason"] == f"it violates a constraint here: {words}"
+
+
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
@@ -176,6 +196,32 @@ def test_configuration_that_fails_in_its_rounds_refutes_its_claim(verified):
     found = verified(surface).run()["verification"]
     assert found["verdict"] == "no longer holds"
     assert "boom" in found["reason"]
+
+
+def summarised(records, decision, of=None, **identity):
+    """Returns the verification in the summary of a study that has measured the trials of a claim."""
+    wanted = Verify(claim=of or claim(), rounds=4, minutes=10.0)
+    about = StudyRecord(name="v", title="t", command=[], cwd="", identity=identity, verifies=dataclasses.asdict(wanted))
+    return verification(about, records, decision)
+
+
+def in_turn(number, repeats, score, **more):
+    """Returns a trial of the rounds: of the baseline (`repeats` 0) or of the file's configuration (1)."""
+    changed = BF16 if repeats else {}
+    return a_trial(number, kind=Kind.final, repeats=repeats, changed=changed, why=ROUND, value=score, round=number // 2, **more)
+
+
+FIRSTS = [a_trial(0, value=60.0), a_trial(1, changed=BF16, knobs=BF16, value=90.0)]
+
+
+def test_rounds_in_which_the_machine_was_disturbed_do_not_refute_the_claim():
+    """Exit code 4 said that the claim no longer holds, although other programs had disturbed the trials."""
+    disturbed = [in_turn(number, 1, None, outcome=Outcome.disturbed, reason="other programs took 3 cores") for number in (2, 4)]
+    decision = Decision(reason="no round could be completed: disturbed: other programs took 3 cores")
+    found = summarised([*FIRSTS, *disturbed], decision)
+    assert (found["verdict"], found["now"]) == ("ambiguous", None)
+    failed = [in_turn(number, 1, None, outcome=Outcome.error, reason="boom") for number in (2, 4)]
+    assert summarised([*FIRSTS, *failed], decision)["verdict"] == "no longer holds"
 
 
 def test_program_that_does_not_train_does_not_refute_the_claim(verified):
@@ -259,6 +305,23 @@ def test_settings_that_the_program_now_has_itself_are_reported_as_differences(ve
     found = same.run()["verification"]
     assert (found["verdict"], len(same.trials)) == ("ambiguous", 2)
     assert "already runs with all of the file's settings" in found["reason"]
+
+
+def test_settings_without_effect_here_are_reported_as_differences(verified):
+    found = verified(of=claim(changed={**BF16, "loader.prefetch_factor": 8})).run()["verification"]
+    assert found["verdict"] == "holds"
+    assert "loader.prefetch_factor: has no effect with the program's other settings" in found["differences"]
+    found = verified(of=claim(changed={"loader.prefetch_factor": 8})).run()["verification"]
+    assert found["reason"] == "none of the file's settings changes anything here, so there is nothing to compare"
+
+
+def test_accumulation_that_follows_from_the_global_batch_is_no_difference():
+    """It said "the program has 2 already", although the program accumulates 4 batches and the file's configuration 2."""
+    changed = {"loader.batch_size": 64, "step.accumulation": 2}
+    best = a_trial(1, changed={"loader.batch_size": 64}, knobs=changed, value=90.0)
+    held = {"train.global_batch": 128}
+    assert summarised([FIRSTS[0], best], None, claim(changed=changed), **held)["differences"] == []
+    assert summarised([FIRSTS[0], best], None, claim(changed=changed))["differences"] != []
 
 
 def test_pinned_knobs_of_the_file_apply_to_both_sides(verified):
