@@ -130,6 +130,18 @@ def test_autocast_is_not_applicable_to_a_model_in_float64(asked: str) -> None:
     assert knobs.applicability()["precision.amp"] == IN_FP64
 
 
+def test_weights_that_change_inside_another_autocast_are_cast_again() -> None:
+    net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    around = ModuleKnobs(context({"precision.amp": "bf16"}, device="cpu")).around_calls(net)
+    assert around is not None
+    with torch.autocast("cpu", enabled=False):  # around a whole training loop, say, in a program that trains in float32
+        before = around(torch.nn.Module.__call__, net, (x,), {})
+        with torch.no_grad():
+            net.weight.add_(1.0)
+        after = around(torch.nn.Module.__call__, net, (x,), {})
+    assert torch.allclose(after - before, torch.full((1, 2), 2.0), atol=0.1)
+
+
 def test_lazy_model_trains_in_the_trial_precision_once_it_has_shapes(trial: Trial) -> None:
     run = trial("models.py", "lazy", knobs={"precision.amp": "bf16"})
     assert seen(run) == {"dtypes": ["torch.bfloat16", "torch.float32"]}
