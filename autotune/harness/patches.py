@@ -250,6 +250,7 @@ class Awaited(importlib.abc.MetaPathFinder):
 # --- the class of a single module ---
 
 _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class overrides `__class__`
+ORIGINAL = "_autotune_original"  # attribute of a class made by `subclass`: the class that the module had before
 
 
 class _NoSubclassHook:
@@ -289,6 +290,7 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
 
     body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
     body.update(methods)
+    body[ORIGINAL] = original
     body.update(__class__=property(show_class, _CLASS.__set__), __reduce_ex__=with_original_class("__reduce_ex__"))
     if hasattr(original, "__deepcopy__"):
         body["__deepcopy__"] = with_original_class("__deepcopy__")
@@ -301,3 +303,11 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     except Exception:
         return False  # the program's class or its metaclass does not allow it
     return True
+
+
+def original_class(module: Any) -> Any:
+    """Returns the program's own class of a module, whether or not `subclass` has changed it."""
+    kind = type(module)
+    while ORIGINAL in vars(kind):
+        kind = vars(kind)[ORIGINAL]
+    return kind

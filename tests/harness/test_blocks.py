@@ -98,6 +98,17 @@ def test_modes_with_cuda_graphs_compile_the_whole_model_instead_of_blocks(mode: 
     assert CATALOGUE[SCOPE].is_active({COMPILE: mode}) == is_apart
 
 
+def test_blocks_that_are_checkpointed_are_compiled_one_by_one_as_well() -> None:
+    net = nn.Sequential(Block(), Block())
+    knobs = ModuleKnobs(context({CHECKPOINTING: True, COMPILE: "default", SCOPE: "blocks"}))
+    knobs.on_module(net, observe(net))
+    assert [each._compiled_call_impl is not None for each in (net, *net)] == [False, True, True]
+    assert observe(net)["repeats"]
+    kinds = [type(each) for each in net]
+    assert checkpointing.Checkpointing().put_into(net, is_watched=False) == ""  # called again, with the wrapper of a wrapper
+    assert [type(each) for each in net] == kinds, "a block is checkpointed only once"
+
+
 @pytest.mark.thorough
 def test_blocks_that_differ_only_in_their_weights_share_a_compilation(runs: Any) -> None:
     found, _ = runs(knobs={COMPILE: "default", SCOPE: "blocks"})
