@@ -69,7 +69,7 @@ def observe(module: Any) -> Dict[str, Any]:
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
-    found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
+    found[CHECKPOINTING] = _checkpoints(module)
     found["has_blocks"], found["repeats"] = can_be_checkpointed(module), bool(blocks(module))
     found.update(float8.observe(module))
     found["capability"] = float8.capability(module)
@@ -270,6 +270,8 @@ class ModuleKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, WRITES.format(self.checkpointing.written), True)
         if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
             return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
+        if key == CHECKPOINTING and not asked and any(_checkpoints(root.module) for root in modules.living):
+            return KnobReport(OVERRIDDEN, "the program turns activation checkpointing on itself", True)
         if key == FLOAT8 and not any(float8.is_in_float8(root.module) for root in modules.living):
             return KnobReport(OVERRIDDEN, "the program has replaced its linear layers since", "off")
         return KnobReport(APPLIED, "", asked)
@@ -303,6 +305,11 @@ class ModuleKnobs(KnobHandler):
         if all(problems):
             reasons[FLOAT8] = str(problems[0])
         return reasons
+
+
+def _checkpoints(module: Any) -> bool:
+    """Whether the own activation checkpointing of a module, or of one within it, is on."""
+    return any(map(is_checkpointing, members.modules(module)))
 
 
 def _lay_out(module: Any, layout: Any) -> None:
