@@ -92,7 +92,10 @@ class _Site:
         if vars(self.owner).get(self._name, MISSING) is not self._layers[-1].function:
             return False
         position = self._layers.index(patch)
-        above, self._layers = self._layers[position + 1 :], self._layers[:position]
+        above = self._layers[position + 1 :]
+        if any(upper.below is not lower.function for lower, upper in zip(self._layers[position:], above)):  # noqa: B905
+            return False  # somebody else has patched between two of ours
+        self._layers = self._layers[:position]
         self._restore(patch.below)
         for each in above:
             self._put(each)
