@@ -54,7 +54,7 @@ class Root:
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
         first = next(members.parameters(module), None)
         self.reference, self._kind = weakref.ref(module), type(module)
-        self._first = weakref.ref(first) if first is not None else members.nothing
+        self._first = members.first_parameter(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
         self.sizes = CallSizes(asked, members.shape_of(first) or ())

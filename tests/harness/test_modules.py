@@ -69,6 +69,11 @@ def test_copies_of_the_model_that_are_gone_are_forgotten(trial: Trial) -> None:
     assert int(number[1]) <= 3
 
 
+def test_a_program_may_move_parameters_whose_contents_torch_swaps(trial: Trial) -> None:
+    found = trial("kinds.py", "swapped").result()
+    assert (found.status, found.detected["modules"]) == ("measured", ["Linear"]), found.error
+
+
 def test_steps_are_counted_if_modules_are_made_anew_in_each_step(trial: Trial) -> None:
     found = trial("kinds.py", "wrapped_anew", "rebuilt").result()
     assert (found.status, found.unit, set(found.steps["samples"])) == ("measured", "steps", {1})
