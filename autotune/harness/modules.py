@@ -56,7 +56,7 @@ class Root:
         self.reference, self._kind = weakref.ref(module), type(module)
         self._first = members.first_parameter(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
-        self.observed = observed
+        self.observed, self.device = observed, module_knobs.device_of(module)
         self.sizes = CallSizes(asked, members.shape_of(first) or ())
         self.calls = Calls(self.sizes)
         self.trains_in_evaluation = not module.training
@@ -177,6 +177,9 @@ class ModuleWatch:
     def begin_training(self) -> None:
         """Lets the search go on, or begin again; called before the first step of this process, which hence trains."""
         self._idle_calls_left = math.inf
+        for root in self.living:
+            if root.around is not None and root.device != module_knobs.device_of(root.module):  # moved since its first call
+                root.around = self._knobs.around_calls(root.module)
         if not self.is_looking:
             self.look_again()
 

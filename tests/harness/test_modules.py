@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, device_of, observe
-from autotune.harness.modules import ModuleWatch
+from autotune.harness.modules import ModuleWatch, Root
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
 from tests.harness.contexts import context
@@ -145,6 +145,17 @@ def test_weights_that_change_inside_another_autocast_are_cast_again() -> None:
             net.weight.add_(1.0)
         after = around(torch.nn.Module.__call__, net, (x,), {})
     assert torch.allclose(after - before, torch.full((1, 2), 2.0), atol=0.1)
+
+
+def test_precision_follows_a_model_that_is_moved_after_its_first_call() -> None:
+    net, enabled = torch.nn.Linear(2, 2), list[bool]()
+    root = Root(net, {})
+    root.device, root.around = "cuda", lambda *_: None  # as if its first call had been on a GPU
+    watch: Any = SimpleNamespace(living=[root], is_looking=True)
+    watch._knobs = ModuleKnobs(context({"precision.amp": "bf16"}, device="cpu"))
+    ModuleWatch.begin_training(watch)
+    root.around(lambda *_: enabled.append(torch.is_autocast_enabled("cpu")), net, (), {})
+    assert enabled == [True]
 
 
 def test_lazy_model_trains_in_the_trial_precision_once_it_has_shapes(trial: Trial) -> None:
