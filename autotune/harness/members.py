@@ -65,8 +65,11 @@ def first_parameter(module: Any) -> Callable[[], Any]:
     """
     for each in modules(module):
         for name, parameter in _table(each, "_parameters").items():
-            if parameter is not None:
-                return functools.partial(_held_by, weakref.ref(each), name) if is_swapped(parameter) else weakref.ref(parameter)
+            if parameter is None:
+                continue
+            if is_swapped(parameter):
+                return functools.partial(_held_by, weakref.ref(each), name)
+            return weakref.ref(parameter)
     return nothing
 
 

@@ -200,7 +200,7 @@ def num_local_ranks(context: Any) -> int:
     """
     launched, is_told = affinity.ranks_of_host(os.environ)[1], any(name in os.environ for name in LOCAL_SIZES)
     if context.is_child or ("LOCAL_RANK" in os.environ and not is_told):
-        return max(launched, context.world_size // num_nodes(os.environ))
+        return max(launched, int(context.world_size) // num_nodes(os.environ))
     return launched
 
 
