@@ -96,11 +96,17 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
 def feeding(results: Sequence[RankResult]) -> Sequence[RankResult]:
     """Returns the ranks whose samples count: all, or rank 0 alone if all train on its batch.
 
-    That is so if one model is split over all ranks, or if only rank 0 has a loader and sends the others their samples.
+    That is so if one model is split over all ranks, or if only rank 0 fetches.
+    """
+    return results[:1] if only_first_fetches(results) or results[0].ranks_per_batch == len(results) else results
+
+
+def only_first_fetches(results: Sequence[RankResult]) -> bool:
+    """Whether only rank 0 fetches from a loader, and sends the others their samples.
+
     Accelerate reads streams in this way (`dispatch_batches`), and so do pipelines of several stages.
     """
-    is_by_first = results[0].unit_source == LOADER and all(result.unit_source != LOADER for result in results[1:])
-    return results[:1] if is_by_first or results[0].ranks_per_batch == len(results) else results
+    return results[0].unit_source == LOADER and all(result.unit_source != LOADER for result in results[1:])
 
 
 def share(results: Sequence[RankResult]) -> float:

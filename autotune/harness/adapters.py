@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from .patches import patches
 
@@ -29,11 +29,14 @@ def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
     return type(batch_sampler).__module__.startswith(READ_BATCH_SIZE_AS_THEY_GO)
 
 
-def _keep_wandb_offline(wandb: Any) -> None:
+def _keep_wandb_offline(at_start: Mapping[str, str], wandb: Any) -> None:
     # The argument `mode` of `wandb.init` takes precedence over WANDB_MODE and the settings, so it is replaced (wandb 0.31).
+    if at_start.get("WANDB_MODE") != "offline":  # chosen by the user for trials
+        return
+
     def around(init: Any) -> Any:
         def offline(*arguments: Any, **named: Any) -> Any:
-            if os.environ.get("WANDB_MODE") == "offline" and named.get("mode") != "disabled":
+            if (named.get("mode") or os.environ.get("WANDB_MODE")) != "disabled":
                 named["mode"] = "offline"
             return init(*arguments, **named)
 
@@ -42,9 +45,9 @@ def _keep_wandb_offline(wandb: Any) -> None:
     patches.install(wandb, "init", around)
 
 
-def _keep_mlflow_in_scratch(utils: Any) -> None:
+def _keep_mlflow_in_scratch(at_start: Mapping[str, str], utils: Any) -> None:
     # MLflow calls `_resolve_tracking_uri` for every store's address, no matter how the address was set (MLflow 3.17).
-    own = os.environ.get("MLFLOW_TRACKING_URI", "")
+    own = at_start.get("MLFLOW_TRACKING_URI", "")
 
     def scratch(tracking_uri: Any = None) -> Any:
         return own
@@ -53,7 +56,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-def _keep_files_off_the_hub(hf_api: Any) -> None:
+def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
     # Every upload ends in `create_commit`; `preupload_lfs_files` may send large files before it (huggingface_hub 1.x).
     def no_commit(create_commit: Any) -> Any:
         def not_uploaded(self: Any, repo_id: str, *_: Any, commit_message: str = "", **named: Any) -> Any:
@@ -73,8 +76,8 @@ def _keep_files_off_the_hub(hf_api: Any) -> None:
 
 
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
-# The function is called when the module has been imported.
-KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
+# The function is called with the environment at the start of the process, once the module has been imported.
+KEEP_RECORDS_AWAY: Dict[str, Callable[[Mapping[str, str], Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
     "huggingface_hub.hf_api": _keep_files_off_the_hub,

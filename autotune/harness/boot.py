@@ -99,10 +99,11 @@ def keep_records_away() -> None:
     """Prevents a trial from logging to the user's account and tracking server, even if the program's code selects them.
 
     The environment of a trial already prevents this (offline mode, a separate store). This function covers programs that
-    override their environment.
+    override their environment, or change it before they import a library.
     """
+    at_start = dict(os.environ)
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
-        patches.on_import(name, functools.partial(_guarded, keep_away))
+        patches.on_import(name, functools.partial(_guarded, keep_away, at_start))
 
 
 def _begin(spec_path: str) -> Any:

@@ -17,8 +17,9 @@ from torch.nn import Module, ModuleList, Sequential
 
 from . import members
 from .adapters import checkpointing_switches, is_checkpointing
-from .patches import subclass
+from .patches import original_class, subclass
 
+CHECKPOINTED = "_autotune_checkpointed"  # attribute of the `forward` of a checkpointed block
 NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one class"
 
 
@@ -27,8 +28,8 @@ def blocks(module: Any) -> List[Any]:
     found = list(_candidates(module))
     if not found:
         return []
-    kind, num = Counter(type(each) for each in found).most_common(1)[0]
-    return [each for each in found if type(each) is kind] if num > 1 else []
+    kind, num = Counter(map(original_class, found)).most_common(1)[0]
+    return [each for each in found if original_class(each) is kind] if num > 1 else []
 
 
 def _candidates(module: Any) -> Iterator[Any]:
@@ -117,6 +118,8 @@ def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:
     from torch.utils.checkpoint import checkpoint
 
     own = type(block).forward
+    if hasattr(own, CHECKPOINTED):
+        return True
     norms = [each for each in members.modules(block) if members.attribute(each, "running_mean") is not None]
     # The contexts of the forward pass and of its repetition, so that running statistics see each batch once.
     more: Dict[str, Any] = {"context_fn": lambda: (contextlib.nullcontext(), _keeping(norms))} if norms else {}
@@ -138,6 +141,7 @@ def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:
             note_written([name for name, version in after.items() if before.get(name) != version])
         return out
 
+    setattr(forward, CHECKPOINTED, True)
     return subclass(block, {"forward": forward})
 
 

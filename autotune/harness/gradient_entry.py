@@ -75,8 +75,9 @@ def _around_zero_grad(watch: Any, zero_grad: Callable[..., Any]) -> Callable[...
             return None
         if watch.set_to_none is None:
             return zero_grad(owner, *args, **kwargs)
+        parameters = watch.to_inspect(owner)
         zero_grad(owner, set_to_none=watch.set_to_none)
-        watch.cleared()
+        watch.cleared(parameters)
         return None
 
     cleared._torchdynamo_disable = True  # type: ignore[attr-defined]

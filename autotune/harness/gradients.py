@@ -35,6 +35,7 @@ from .writes import trained_by
 # A cycle is the k calls of `step()` that make one real step.
 CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because reading them waits for the device
 MAX_DISCARDED = 4  # after this many consecutive discarded cycles, the program is assumed to discard gradients at each step
+MAX_ZEROED = 64  # number of first zero_grad() calls that may be inspected
 
 
 class Gradients:
@@ -56,7 +57,8 @@ class Gradients:
         self.set_to_none: Optional[bool] = knobs.get(step_knobs.SET_TO_NONE)
         self.scaler: Any = None
         self.problem = ""
-        self.num_calls = self.num_done = self.num_cleared = 0  # step() calls of whole cycles, real steps, zero_grad() calls
+        self.num_calls = self.num_done = self.num_cleared = 0  # step() calls of whole cycles, real steps, clearings inspected
+        self._num_zeroed = 0  # zero_grad() calls while `set_to_none` is set
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
@@ -279,12 +281,23 @@ class Gradients:
             return any(id(parameter) in held for parameter in members.parameters(owner))
         return owner is self._own()
 
-    def cleared(self) -> None:
-        """Called after a `zero_grad()` whose `set_to_none` came from the knob."""
-        # Inspected in the first cycles only: the knob's effect shows immediately.
-        self.num_cleared += 1
-        if self.num_cleared <= 2 * CHECKED_CYCLES and self._context.num_steps:
-            self.is_left_empty = all(parameter.grad is None for parameter in self._parameters())
+    def to_inspect(self, owner: Any) -> List[Any]:
+        """Returns the parameters whose gradients to inspect after a `zero_grad()` of this optimizer or module.
+
+        Only in the first cycles, because the knob's effect shows immediately; and only those that have a gradient to clear.
+        """
+        self._num_zeroed += 1
+        if self.num_cleared >= 2 * CHECKED_CYCLES or self._num_zeroed > MAX_ZEROED:
+            return []
+        is_module = isinstance(owner, torch.nn.Module)
+        found = members.parameters(owner) if is_module else state.parameters_of(owner)
+        return [parameter for parameter in found if parameter.grad is not None]
+
+    def cleared(self, parameters: List[Any]) -> None:
+        """Called after a `zero_grad()` whose `set_to_none` came from the knob, with what `to_inspect` returned before it."""
+        if parameters:
+            self.num_cleared += 1
+            self.is_left_empty = all(parameter.grad is None for parameter in parameters)
 
     # --- clipping ---
 

@@ -7,12 +7,15 @@ move an empty tensor to learn the device; such a `to` fails if it is called with
 
 from __future__ import annotations
 
+import functools
+import weakref
 from types import MappingProxyType
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 TABLES = ("_parameters", "_buffers", "_modules")  # attributes of a module
 _SHAPE: Any = Tensor.shape
@@ -53,6 +56,33 @@ def named_parameters(module: Any) -> Iterator[Tuple[str, Any]]:
 def parameters(module: Any) -> Iterator[Any]:
     """Yields all parameters within a module, each once."""
     return (parameter for _, parameter in named_parameters(module))
+
+
+def first_parameter(module: Any) -> Callable[[], Any]:
+    """Returns a function that returns the first parameter within a module, or None once it no longer exists.
+
+    The function keeps nothing alive. If torch may swap the parameter, it remembers the module that holds the parameter.
+    """
+    for each in modules(module):
+        for name, parameter in _table(each, "_parameters").items():
+            if parameter is None:
+                continue
+            if is_swapped(parameter):
+                return functools.partial(_held_by, weakref.ref(each), name)
+            return weakref.ref(parameter)
+    return nothing
+
+
+def _held_by(owner: Any, name: str) -> Any:
+    return _table(owner(), "_parameters").get(name)
+
+
+def is_swapped(parameter: Any) -> bool:
+    """Whether `Module.to` swaps the parameter's content with that of a new one, as for the shards of FSDP2.
+
+    Torch refuses to swap a tensor to which there is a weak reference.
+    """
+    return is_traceable_wrapper_subclass(parameter) or torch.__future__.get_swap_module_params_on_conversion()
 
 
 def convert(module: Any, change: Any) -> None:

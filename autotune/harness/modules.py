@@ -54,9 +54,9 @@ class Root:
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
         first = next(members.parameters(module), None)
         self.reference, self._kind = weakref.ref(module), type(module)
-        self._first = weakref.ref(first) if first is not None else members.nothing
+        self._first = members.first_parameter(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
-        self.observed = observed
+        self.observed, self.device = observed, module_knobs.device_of(module)
         self.sizes = CallSizes(asked, members.shape_of(first) or ())
         self.calls = Calls(self.sizes)
         self.trains_in_evaluation = not module.training
@@ -94,8 +94,8 @@ class ModuleWatch:
         self._knobs = context.handlers.module
         self.roots: List[Root] = []
         self.convolutions = Convolutions()
-        # Modules whose layout and compilation were set when their wrapper was constructed.
-        self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
+        # Modules whose layout and compilation were set when their wrapper was constructed, and what was observed just before.
+        self._prepared: List[Tuple[Any, Dict[str, Any]]] = []  # weak references, and no keys: these would call __eq__
         self.wrappers: List[str] = []
         self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
         self.functions = CompiledFunctions(
@@ -177,6 +177,9 @@ class ModuleWatch:
     def begin_training(self) -> None:
         """Lets the search go on, or begin again; called before the first step of this process, which hence trains."""
         self._idle_calls_left = math.inf
+        for root in self.living:
+            if root.around is not None and root.device != module_knobs.device_of(root.module):  # moved since its first call
+                root.around = self._knobs.around_calls(root.module)
         if not self.is_looking:
             self.look_again()
 
@@ -239,12 +242,15 @@ class ModuleWatch:
         return any(id(parameter) in held for parameter in members.parameters(module) if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
-        root = Root(module, module_knobs.observe(module), self._context.spec.passed.get("loader.batch_size"))
+        observed, before = module_knobs.observe(module), self._observed_before(members.attribute(module, "module"))
+        if before is not None:
+            observed.update({key: before[key] for key in module_knobs.OF_WRAPPED})
+        root = Root(module, observed, self._context.spec.passed.get("loader.batch_size"))
         # A program may train a new copy of its model for each task or client: thousands of roots would slow down every step.
         self.roots = [*(known for known in self.roots if known.is_needed), root]
         self._sharding.meet(module)
         self._context.sharing.meet(module)
-        if not self._is_prepared(members.attribute(module, "module")):
+        if before is None:
             self._knobs.on_module(module, root.observed)
         self._parallel.called()
         root.around = self._knobs.around_calls(module)
@@ -345,13 +351,16 @@ class ModuleWatch:
         if not self._intercept(root):
             self.roots[self.roots.index(root)] = inner
 
-    def _is_prepared(self, module: Any) -> bool:
-        return module is not None and any(known() is module for known in self._prepared)
+    def _observed_before(self, module: Any) -> Optional[Dict[str, Any]]:
+        """Returns what was observed of a module before its knobs were set; None if it was not prepared for a wrapper."""
+        return next((observed for known, observed in self._prepared if module is not None and known() is module), None)
 
     def _wrapping(self, wrapper: Any, module: Any) -> None:
-        if not self._is_prepared(module):
-            self._prepared.append(weakref.ref(module))
-            self._knobs.on_module(module, module_knobs.observe(module))
+        if self._observed_before(module) is None:
+            observed = module_knobs.observe(module)
+            alive = [each for each in self._prepared if each[0]() is not None]
+            self._prepared = [*alive, (weakref.ref(module), observed)]
+            self._knobs.on_module(module, observed)
         self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---

@@ -271,7 +271,7 @@ class OptimizerWatch:
         """
         groups = members.attribute(optimizer, "param_groups", ())
         first = next((each for group in groups for each in group["params"][:1]), None)
-        if first is None:
+        if first is None or members.is_swapped(first):  # a weak reference would prevent the swap
             return True
         part, last, self._last_part = self._part(), self._last_part(), weakref.ref(first)
         if part is None or first is last:  # the program may have replaced its parameters

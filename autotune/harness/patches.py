@@ -92,7 +92,10 @@ class _Site:
         if vars(self.owner).get(self._name, MISSING) is not self._layers[-1].function:
             return False
         position = self._layers.index(patch)
-        above, self._layers = self._layers[position + 1 :], self._layers[:position]
+        above = self._layers[position + 1 :]
+        if any(upper.below is not lower.function for lower, upper in zip(self._layers[position:], above)):  # noqa: B905
+            return False  # somebody else has patched between two of ours
+        self._layers = self._layers[:position]
         self._restore(patch.below)
         for each in above:
             self._put(each)
@@ -250,6 +253,7 @@ class Awaited(importlib.abc.MetaPathFinder):
 # --- the class of a single module ---
 
 _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class overrides `__class__`
+ORIGINAL = "_autotune_original"  # attribute of a class made by `subclass`: the class that the module had before
 
 
 class _NoSubclassHook:
@@ -289,6 +293,7 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
 
     body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
     body.update(methods)
+    body[ORIGINAL] = original
     body.update(__class__=property(show_class, _CLASS.__set__), __reduce_ex__=with_original_class("__reduce_ex__"))
     if hasattr(original, "__deepcopy__"):
         body["__deepcopy__"] = with_original_class("__deepcopy__")
@@ -301,3 +306,11 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     except Exception:
         return False  # the program's class or its metaclass does not allow it
     return True
+
+
+def original_class(module: Any) -> Any:
+    """Returns the program's own class of a module, whether or not `subclass` has changed it."""
+    kind = type(module)
+    while ORIGINAL in vars(kind):
+        kind = vars(kind)[ORIGINAL]
+    return kind

@@ -26,6 +26,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+# Variables of launchers that tell a rank how many there are on its host, or that give each its own cores.
+LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def limit_memory(spec: Any) -> None:
@@ -188,6 +190,18 @@ def num_nodes(environment: Mapping[str, str]) -> int:
         if ranks and per_node:
             return -(-ranks // per_node)
     return whole_number(environment.get("SLURM_STEP_NUM_NODES", "")) or 1
+
+
+def num_local_ranks(context: Any) -> int:
+    """Returns how many training processes on this host share its cores, whoever has started them.
+
+    Ranks that srun or mpirun starts count as one each: they usually have cores of their own. Some launchers, as the program
+    itself, tell a rank nothing or only its LOCAL_RANK.
+    """
+    launched, is_told = affinity.ranks_of_host(os.environ)[1], any(name in os.environ for name in LOCAL_SIZES)
+    if context.is_child or ("LOCAL_RANK" in os.environ and not is_told):
+        return max(launched, int(context.world_size) // num_nodes(os.environ))
+    return launched
 
 
 def group() -> Any:

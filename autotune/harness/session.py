@@ -7,6 +7,7 @@ on (`activate`). Loader workers, launch agents and helpers make no steps and so 
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from multiprocessing.process import BaseProcess
@@ -77,7 +78,7 @@ class Session(TrialContext):
         self.losses = None if self.is_applying else losses.LossWatch(self, self.spec.max_steps)
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
-        self.supply = supply.Supply(self.loaders, self.binder)
+        self.supply = supply.Supply(self.loaders, self.binder, functools.partial(process.num_local_ranks, self))
         self.sharing = ranks_per_batch.Sharing(self)
         self.modules = modules.ModuleWatch(self)
         self.communication = ranks.Communication(self.handlers.parallel)

@@ -12,13 +12,11 @@ workers, P is L and the rate is min(K, L); with shared cores, P is less.
 
 from __future__ import annotations
 
-import os
 import time
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from . import worker
 from .cores import num_cores
-from .knobs.affinity import ranks_of_host
 from .protocol import SEPARATE, SHARED
 
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
@@ -59,10 +57,16 @@ def _part_done(counters: worker.Counters, now_s: float) -> float:
 
 
 class Supply:
-    """Follows the training loader of this process. If the process is bound to cores, `binder` knows them."""
+    """Follows the training loader of this process.
 
-    def __init__(self, loaders: Any, binder: Any = None) -> None:
-        self._loaders, self._binder = loaders, binder
+    Args:
+        loaders: knows the training loader.
+        binder: knows the cores to which the process is bound; None if it is not bound.
+        num_ranks: returns how many training processes share the cores of this process.
+    """
+
+    def __init__(self, loaders: Any, binder: Any = None, num_ranks: Callable[[], int] = lambda: 1) -> None:
+        self._loaders, self._binder, self._num_ranks = loaders, binder, num_ranks
         self._before: Optional[Reading] = None  # from LOOK_BACK_S ago or earlier
         self._between: Optional[Reading] = None  # a later reading, which replaces `_before` after LOOK_BACK_S
         self._opened: Optional[Reading] = None
@@ -195,7 +199,7 @@ class Supply:
 
     def _num_cores(self) -> float:
         bound = self._binder.num_cores if self._binder is not None else None
-        return num_cores() / ranks_of_host(os.environ)[1] if bound is None else float(bound)
+        return num_cores() / self._num_ranks() if bound is None else float(bound)
 
     def lasting_per_s(self, rate_per_s: float, capacity_per_s: Optional[float]) -> float:
         """Returns the samples per second that can last, from the rate of the window (K) and the loader's capacity (L)."""

@@ -51,7 +51,7 @@ class WorkerStarts:
             get_temp_dir()  # now, so that workers make their sockets in this folder, which `Ending.leave` removes
         kept = loader.__dict__
         info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
-        cores = self._context.binder.workers_start(num_workers)
+        cores = self._context.binder.workers_start(num_workers, may_train=info is None or info.is_target)
         if cores is not None:
             process_knobs.follow_cores(self._spec.knobs)
         is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)

@@ -82,10 +82,16 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
-    """Returns {knob key: report of the rank with the worst status}."""
+    """Returns {knob key: report of the rank with the worst status}.
+
+    If only rank 0 fetches batches, its reports count for knobs of the loader: the others have no loader that trains.
+    """
     worst: dict[str, dict[str, Any]] = {}
-    for result in results:
+    is_first_alone = ranks.only_first_fetches(results)
+    for number, result in enumerate(results):
         for key, report in result.knobs.items():
+            if number and is_first_alone and key.startswith("loader."):
+                continue
             if key not in worst or _badness(report.status) < _badness(worst[key]["status"]):
                 worst[key] = dict(vars(report))
     return worst

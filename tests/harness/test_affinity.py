@@ -11,6 +11,7 @@ from autotune.harness.knobs import affinity
 from autotune.harness.knobs.affinity import AFFINITY, OWN_CORES, Core, part, place
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
+from tests.harness.contexts import context
 
 # Two sockets with two cores each and two hyperthreads per core. As on Linux, the second hyperthreads get the last numbers.
 TWO_SOCKETS = sorted(Core(number // 2 % 2, number // 2 % 2, number % 2, number) for number in range(8))
@@ -57,6 +58,19 @@ def test_binding_without_effect_leaves_all_cores_and_gives_the_reason(
     value: str, cores: list[Core], num_ranks: int, problem: str
 ) -> None:
     assert place(value, cores, 0, num_ranks, gpu_node=None) == (cores, num_ranks, problem)
+
+
+def test_workers_of_an_evaluation_do_not_move_the_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[set[int]] = []
+    monkeypatch.setenv(affinity.CORES_VARIABLE, "")
+    monkeypatch.setattr(affinity, "cores_of", lambda *_: TWO_SOCKETS)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: bound.append(set(cores)))
+    binder = affinity.AffinityBinder(context({OWN_CORES: True}, "cpu"))
+    assert binder.workers_start(1, may_train=False) is None  # an evaluation before the training begins
+    assert (binder.workers_start(4, may_train=True), bound[-1]) == ({2, 6, 3, 7}, {0, 4, 1, 5})
+    bound.clear()
+    assert binder.workers_start(1, may_train=False) == {2, 6, 3, 7}
+    assert bound == []
 
 
 def test_cores_are_not_split_without_workers_or_with_a_single_core() -> None:

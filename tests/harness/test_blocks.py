@@ -6,6 +6,7 @@ import contextlib
 import pickle
 from collections.abc import Iterator
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,35 @@ def test_modes_with_cuda_graphs_compile_the_whole_model_instead_of_blocks(mode: 
     report = knobs.verify()[SCOPE]
     assert (report.status, report.reason) == ((APPLIED, "") if is_apart else (NOT_APPLICABLE, APART))
     assert CATALOGUE[SCOPE].is_active({COMPILE: mode}) == is_apart
+
+
+def test_blocks_that_are_checkpointed_are_compiled_one_by_one_as_well() -> None:
+    net = nn.Sequential(Block(), Block())
+    knobs = ModuleKnobs(context({CHECKPOINTING: True, COMPILE: "default", SCOPE: "blocks"}))
+    knobs.on_module(net, observe(net))
+    assert [each._compiled_call_impl is not None for each in (net, *net)] == [False, True, True]
+    assert observe(net)["repeats"]
+    kinds = [type(each) for each in net]
+    assert checkpointing.Checkpointing().put_into(net, is_watched=False) == ""  # called again, with the wrapper of a wrapper
+    assert [type(each) for each in net] == kinds, "a block is checkpointed only once"
+
+
+def test_checkpointing_that_the_program_turns_on_later_overrides_the_trial() -> None:
+    class Switched(nn.Module):
+        gradient_checkpointing = True
+
+        def gradient_checkpointing_enable(self, *_: Any) -> None:
+            self.gradient_checkpointing = True
+
+        def gradient_checkpointing_disable(self) -> None:
+            self.gradient_checkpointing = False
+
+    net, knobs = Switched(), ModuleKnobs(context({CHECKPOINTING: False}))
+    knobs.on_module(net, observe(net))
+    knobs._context.modules.living = [SimpleNamespace(module=net)]
+    assert knobs.verify()[CHECKPOINTING].status == APPLIED
+    net.gradient_checkpointing_enable()  # for example between the construction of a wrapper and its first call
+    assert (knobs.verify()[CHECKPOINTING].status, knobs.verify()[CHECKPOINTING].observed) == (OVERRIDDEN, True)
 
 
 @pytest.mark.thorough

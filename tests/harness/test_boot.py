@@ -46,6 +46,12 @@ def init(project=None, mode=None):
     return types.SimpleNamespace(settings=types.SimpleNamespace(mode=mode or os.environ["WANDB_MODE"]))
 """
 
+MLFLOW = """
+import os
+def _resolve_tracking_uri(tracking_uri=None):
+    return tracking_uri or os.environ["MLFLOW_TRACKING_URI"]
+"""
+
 
 def recorded(trial: Trial, place: Path, **environment: str) -> tuple[Run, Path]:
     """Runs a program that names its own account and server; returns the run and the store that its environment names."""
@@ -64,6 +70,24 @@ def test_trial_records_do_not_reach_the_account_or_server_that_the_program_names
     assert "modes: ['offline', 'offline', 'disabled']" in found.stdout
     assert "finders left: 1" in found.stdout  # the one for torch
     assert len(list(store.glob("*/*/metrics/loss"))) == 1
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_records_stay_away_from_a_server_that_the_program_names_in_its_environment(
+    trial: Trial, tmp_path: Path, is_asked: bool
+) -> None:
+    package = tmp_path / "mlflow" / "tracking" / "_tracking_service"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "utils.py").write_text(MLFLOW)
+    (tmp_path / "wandb.py").write_text(WANDB)
+    server, store = "http://127.0.0.1:9", "file:///store"
+    named = {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": server} if is_asked else {"MLFLOW_TRACKING_URI": store}
+    environment = {"WANDB_MODE": "offline", "PYTHONPATH": f"{INJECT}:{tmp_path}", **named}
+    run = trial("renamed.py", env=environment, is_fresh=True)
+    told = f"online disabled {server}" if is_asked else f"offline disabled {store}"
+    assert run.stdout == f"{told}\n", run.stderr
 
 
 @pytest.mark.thorough

@@ -123,6 +123,16 @@ def test_baseline_reports_where_gradients_cannot_be_accumulated(trained: Any) ->
     assert "closure" in trained("lbfgs").result.applicability[KEY]
 
 
+SET_TO_NONE = "optimizer.set_to_none"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("words", ["three", "hooked"])  # three or four optimizers, each of which clears its own parameters
+def test_clearing_is_verified_for_each_of_several_optimizers(trained: Any, words: str, asked: bool) -> None:
+    report = trained(words, knobs={SET_TO_NONE: asked}).result.knobs[SET_TO_NONE]
+    assert (report.status, report.observed) == (APPLIED, asked)
+
+
 AMP = "precision.amp"
 
 

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, device_of, observe
-from autotune.harness.modules import ModuleWatch
+from autotune.harness.modules import ModuleWatch, Root
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
 from tests.harness.contexts import context
@@ -68,6 +68,11 @@ def test_copies_of_the_model_that_are_gone_are_forgotten(trial: Trial) -> None:
     number = re.search(r"roots: (\d+)", run.stdout)
     assert number is not None, run.stderr
     assert int(number[1]) <= 3
+
+
+def test_a_program_may_move_parameters_whose_contents_torch_swaps(trial: Trial) -> None:
+    found = trial("kinds.py", "swapped").result()
+    assert (found.status, found.detected["modules"]) == ("measured", ["Linear"]), found.error
 
 
 def test_steps_are_counted_if_modules_are_made_anew_in_each_step(trial: Trial) -> None:
@@ -129,6 +134,29 @@ def test_autocast_is_not_applicable_to_a_model_in_float64(asked: str) -> None:
         SimpleNamespace(observed=observe(torch.nn.Linear(2, 2, dtype=torch.float64)))
     ]
     assert knobs.applicability()["precision.amp"] == IN_FP64
+
+
+def test_weights_that_change_inside_another_autocast_are_cast_again() -> None:
+    net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    around = ModuleKnobs(context({"precision.amp": "bf16"}, device="cpu")).around_calls(net)
+    assert around is not None
+    with torch.autocast("cpu", enabled=False):  # around a whole training loop, say, in a program that trains in float32
+        before = around(torch.nn.Module.__call__, net, (x,), {})
+        with torch.no_grad():
+            net.weight.add_(1.0)
+        after = around(torch.nn.Module.__call__, net, (x,), {})
+    assert torch.allclose(after - before, torch.full((1, 2), 2.0), atol=0.1)
+
+
+def test_precision_follows_a_model_that_is_moved_after_its_first_call() -> None:
+    net, enabled = torch.nn.Linear(2, 2), list[bool]()
+    root = Root(net, {})
+    root.device, root.around = "cuda", lambda *_: None  # as if its first call had been on a GPU
+    watch: Any = SimpleNamespace(living=[root], is_looking=True)
+    watch._knobs = ModuleKnobs(context({"precision.amp": "bf16"}, device="cpu"))
+    ModuleWatch.begin_training(watch)
+    root.around(lambda *_: enabled.append(torch.is_autocast_enabled("cpu")), net, (), {})
+    assert enabled == [True]
 
 
 def test_lazy_model_trains_in_the_trial_precision_once_it_has_shapes(trial: Trial) -> None:

@@ -84,6 +84,21 @@ def test_patch_that_the_program_has_wrapped_stays_in_place(patches: Patches) -> 
         Owner.method = own  # type: ignore[method-assign]
 
 
+def test_replacement_by_the_program_between_two_patches_stays_in_place(patches: Patches) -> None:
+    own = Owner.method
+    lower = patches.install(Owner, "method", around("a"))
+    below = Owner.method
+    try:
+        Owner.method = lambda self: f"theirs({below(self)})"  # type: ignore[method-assign]
+        upper = patches.install(Owner, "method", around("b"))
+        assert not lower.uninstall()
+        assert Owner().method() == "b(theirs(a(own)))"
+        assert upper.uninstall()
+        assert Owner().method() == "theirs(a(own))"
+    finally:
+        Owner.method = own  # type: ignore[method-assign]
+
+
 def test_uninstalled_patch_can_be_installed_again(patches: Patches) -> None:
     lower, upper = (patches.install(Owner, "method", around(word)) for word in "ab")
     assert lower.uninstall()

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.harness import ranks
+from autotune.harness.knobs.module import COMPILE, COMPILES_ITSELF
 from autotune.harness.knobs.parallel import ParallelKnobs
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 from autotune.harness.ranks import Communication, await_end
@@ -38,6 +39,12 @@ def test_ranks_with_unequal_data_end_at_the_same_step(trial: Trial) -> None:
     assert set(whole) == {4}
     epoch = [4] * (EPOCH - LESS) + [0] * LESS
     assert less == (3 * epoch)[1 : 1 + len(whole)]  # the first step's samples are not kept
+
+
+def test_a_model_that_is_compiled_before_it_is_wrapped_counts_as_compiled(trial: Trial) -> None:
+    found = trial("wrapped.py", "compiled", ranks=2, mode="inspect").result()
+    assert found.observed[COMPILE] == found.detected["compile"] == "default"
+    assert found.applicability[COMPILE] == COMPILES_ITSELF
 
 
 @pytest.mark.thorough

@@ -97,6 +97,12 @@ def test_sharded_model_with_other_knobs_has_the_same_losses_as_with_ddp(trial: T
 
 
 @SHARDS
+def test_a_sharded_model_may_be_moved_between_steps(trial: Trial) -> None:
+    run = trial("sharded.py", "moved", ranks=2, mode="inspect")
+    assert [run.result(rank).status for rank in (0, 1)] == ["measured"] * 2, run.result().error
+
+
+@SHARDS
 def test_a_policy_that_computes_in_bf16_counts_as_the_precision_of_the_program(trial: Trial) -> None:
     found = trial("sharded.py", "half", ranks=2, mode="inspect").result()
     assert found.observed[AMP] == "bf16"

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from torch.utils.data._utils import fetch
 
-from autotune.harness import report, supply, worker
+from autotune.harness import process, report, supply, worker
 from autotune.harness.cores import num_cores
 from autotune.harness.meter import WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules, RankResult
 from autotune.harness.supply import Reading, Supply
 from autotune.harness.worker import Counters
+from tests.harness.contexts import context
 
 BATCH = 8
 
@@ -132,6 +133,26 @@ def test_rate_is_not_corrected_without_workers() -> None:
     assert found.lasting_per_s(123.0, found.capacity_per_s()) == 123.0
     assert found.capacity_per_s() == 40.0
     assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
+
+
+TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
+ALONE = {"LOCAL_RANK": "1", "WORLD_SIZE": "4"}  # from a launcher that does not tell how many ranks the host has
+
+
+@pytest.mark.parametrize(
+    ("is_child", "variables", "num"), [(True, {}, 4), (False, {}, 1), (False, TORCHRUN, 2), (False, ALONE, 4)]
+)
+def test_ranks_that_the_program_starts_itself_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, is_child: bool, variables: dict[str, str], num: int
+) -> None:
+    for name in (*TORCHRUN, *process.LOCAL_SIZES, "SLURM_STEP_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    here = context(is_child=is_child, world_size=4)
+    assert process.num_local_ranks(here) == num
+    found = Supply(SimpleNamespace(training=None), num_ranks=lambda: process.num_local_ranks(here))
+    assert found._num_cores() == num_cores() / num
 
 
 @pytest.mark.parametrize(("num", "rate_per_s"), [(2, 12 * 8 / 3.02), (3, 800.0), (100, 800.0)])

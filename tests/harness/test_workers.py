@@ -76,10 +76,13 @@ def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, 
     assert "--multiprocessing-fork" not in worker(run.folder)["command"]  # the worker is a fork of the training process
 
 
-@pytest.mark.parametrize(("word", "method"), [("default", "fork"), ("chosen", "forkserver")])
-def test_added_workers_are_forked_unless_the_program_chooses_another_method(trial: Trial, word: str, method: str) -> None:
-    words = ("workers.py", "workers=0", f"{word}=forkserver")  # "default": as from Python 3.14 on
-    found = trial(*words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
+# "default": as from Python 3.14 on. "locks": Python sets the default as soon as a library makes a lock.
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [("default=forkserver", "fork"), ("default=forkserver locks=1", "fork"), ("chosen=spawn", "spawn")],
+)
+def test_added_workers_are_forked_unless_the_program_chooses_another_method(trial: Trial, words: str, method: str) -> None:
+    found = trial("workers.py", "workers=0", *words.split(), knobs={NUM_WORKERS: 2}, mode="inspect").result()
     assert found.knobs[NUM_WORKERS].status == APPLIED
     assert found.observed[CONTEXT] == method
     report = found.knobs.get(CONTEXT)  # reported only if the harness forks the workers

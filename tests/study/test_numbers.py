@@ -99,6 +99,16 @@ def test_knob_report_is_that_of_the_worst_rank():
     assert reports == {"a.b": {"status": NOT_APPLICABLE, "reason": "no loader here", "observed": None}}
 
 
+def test_loader_knobs_of_ranks_that_fetch_nothing_are_not_reported():
+    bad = {key: KnobReport(status=NOT_APPLICABLE, reason="no loader here") for key in ("loader.num_workers", "a.b")}
+    good = {key: KnobReport(status=APPLIED) for key in bad}
+    results = [rank(0, knobs=good, unit_source="loader"), rank(1, knobs=bad, unit_source="forward calls")]
+    told = {key: report["status"] for key, report in knob_reports(results).items()}
+    assert told == {"loader.num_workers": APPLIED, "a.b": NOT_APPLICABLE}
+    results[1].unit_source = "loader"
+    assert knob_reports(results)["loader.num_workers"]["status"] == NOT_APPLICABLE
+
+
 def test_step_times_exclude_warm_up():
     ends = [0.0, 5.0, 10.0, 10.1, 10.2, 10.3]
     found = metrics([rank(steps={"end_s": ends, "warmup": 3}, compiled={"graphs": 2, "seconds": 7.5})], {"gpu.power_w": 9.0})

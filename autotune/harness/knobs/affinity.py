@@ -118,12 +118,17 @@ class AffinityBinder(KnobHandler):
         if self.is_asked and os.sched_getaffinity(0) != self._own:
             self._bind()
 
-    def workers_start(self, num_workers: int) -> Optional[FrozenSet[int]]:
-        """Returns the cores to which workers about to start must bind themselves; None if they inherit theirs."""
+    def workers_start(self, num_workers: int, *, may_train: bool) -> Optional[FrozenSet[int]]:
+        """Returns the cores to which workers about to start must bind themselves; None if they inherit theirs.
+
+        The workers of a loader that does not train leave the cores divided as they are: persistent workers of the one that
+        trains may still be bound to theirs.
+        """
         if not (self.is_asked and self._knobs.get(OWN_CORES) and num_workers):
             return None
-        self._num_workers = num_workers
-        self._bind()
+        if may_train:
+            self._num_workers = num_workers
+            self._bind()
         return None if self._problems[OWN_CORES] else self._workers
 
     @property

@@ -120,10 +120,12 @@ class LoaderKnobs(KnobHandler):
         """Makes a loader fork its workers, unless the program has chosen another way to start processes.
 
         Called for a program that uses no workers itself. Its author may never have noticed that workers cannot start in the
-        default way, which from Python 3.14 on is not fork.
+        default way, which from Python 3.14 on is not fork. The default counts as not chosen even where it is set: Python sets
+        it as soon as a library makes a lock or a queue, as tqdm does.
         """
-        is_chosen = arguments.get("multiprocessing_context") or multiprocessing.get_start_method(allow_none=True)
-        if arguments.get("num_workers") and not is_chosen and start_method(None) != FORK:
+        default = multiprocessing.get_all_start_methods()[0]
+        is_chosen = arguments.get("multiprocessing_context") or start_method(None) != default
+        if arguments.get("num_workers") and not is_chosen and default != FORK:
             arguments["multiprocessing_context"], self._is_forking = FORK, True
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
+# What `observe` says of a wrapped module rather than of its wrapper: after the wrapping, it also shows what the trial has set.
+OF_WRAPPED = (COMPILE, FLOAT8, "is_float8", "has_linear")
 OWN_STATE = "autotune_own_state"  # attribute of an autocast: its (_enabled, fast_dtype) before the harness changed them
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
@@ -67,7 +69,7 @@ def observe(module: Any) -> Dict[str, Any]:
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
-    found[CHECKPOINTING] = any(is_checkpointing(each) for each in members.modules(module))
+    found[CHECKPOINTING] = _checkpoints(module)
     found["has_blocks"], found["repeats"] = can_be_checkpointed(module), bool(blocks(module))
     found.update(float8.observe(module))
     found["capability"] = float8.capability(module)
@@ -170,8 +172,11 @@ class ModuleKnobs(KnobHandler):
                 args, kwargs = _in_layout(args, kwargs)
             context = torch.autocast(device, dtype=dtype)
             context.is_autotunes_own = True  # type: ignore[attr-defined]
+            is_inside = torch.is_autocast_enabled(device)
             with context:
                 out = call(self, *args, **kwargs)
+            if not is_inside:  # inside another context, even a disabled one, torch would keep old casts of the weights
+                torch.clear_autocast_cache()
             return _to_float32(out)
 
         return around
@@ -265,6 +270,8 @@ class ModuleKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, WRITES.format(self.checkpointing.written), True)
         if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
             return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
+        if key == CHECKPOINTING and not asked and any(_checkpoints(root.module) for root in modules.living):
+            return KnobReport(OVERRIDDEN, "the program turns activation checkpointing on itself", True)
         if key == FLOAT8 and not any(float8.is_in_float8(root.module) for root in modules.living):
             return KnobReport(OVERRIDDEN, "the program has replaced its linear layers since", "off")
         return KnobReport(APPLIED, "", asked)
@@ -298,6 +305,11 @@ class ModuleKnobs(KnobHandler):
         if all(problems):
             reasons[FLOAT8] = str(problems[0])
         return reasons
+
+
+def _checkpoints(module: Any) -> bool:
+    """Whether the own activation checkpointing of a module, or of one within it, is on."""
+    return any(map(is_checkpointing, members.modules(module)))
 
 
 def _lay_out(module: Any, layout: Any) -> None:

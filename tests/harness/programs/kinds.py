@@ -511,6 +511,17 @@ def growing():
             time.sleep(0.002)
 
 
+def swapped():
+    """Moves its model after each step; torch swaps the contents of the parameters, as it will always do in future."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    model, optimizer = linear()
+    for x, y in batches():
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.to("cpu")
+
+
 def copies():
     """Trains a new copy of the model for each client, as federated averaging does."""
     model, _ = linear()

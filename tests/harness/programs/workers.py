@@ -55,6 +55,8 @@ def main():
     if "default" in OPTIONS:  # as another version of Python has it
         multiprocessing.context._default_context._default_context = multiprocessing.get_context(OPTIONS["default"])
         multiprocessing.get_all_start_methods = lambda: [OPTIONS["default"]]
+    if "locks" in OPTIONS:
+        multiprocessing.RLock()
     if "sharing" in OPTIONS:
         torch.multiprocessing.set_sharing_strategy(OPTIONS["sharing"])
     if "path" in OPTIONS:

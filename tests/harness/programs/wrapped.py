@@ -1,7 +1,7 @@
 """Two ranks under DistributedDataParallel over gloo; each writes what it sees of its gradients.
 
 Words: `hook` registers a communication hook, `slow` makes rank 1 work longer, `bare` leaves DistributedDataParallel out,
-`uneven` gives rank 1 less data in each epoch.
+`uneven` gives rank 1 less data in each epoch, `compiled` compiles the model before it is wrapped.
 """
 
 import json
@@ -20,7 +20,8 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(rank)
 body = torch.nn.Sequential(*(torch.nn.Linear(512, 1024) if n % 2 == 0 else torch.nn.Linear(1024, 512) for n in range(4)))
-model = body if "bare" in sys.argv else DistributedDataParallel(body)
+inner = torch.compile(body, backend="eager") if "compiled" in sys.argv else body
+model = body if "bare" in sys.argv else DistributedDataParallel(inner)
 if "hook" in sys.argv:
     model.register_comm_hook(None, allreduce_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)

@@ -1,0 +1,9 @@
+"""Names its server and its account's mode in the environment, before it imports the libraries that read them there."""
+
+import os
+
+os.environ.update(MLFLOW_TRACKING_URI="http://127.0.0.1:9", WANDB_MODE="online")
+import wandb  # noqa: E402
+from mlflow.tracking._tracking_service import utils  # noqa: E402
+
+print(wandb.init().settings.mode, wandb.init(mode="disabled").settings.mode, utils._resolve_tracking_uri(), flush=True)
