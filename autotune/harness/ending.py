@@ -90,7 +90,7 @@ class Ending:
                 context.modules.uninstall()
             return
         is_kernel_fault = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
-        with contextlib.suppress(OSError):  # the disk is full
+        with contextlib.suppress(Exception):  # the disk is full, or the program has closed its standard error
             said = "an earlier kernel of the program failed, which was noticed" if is_kernel_fault else "the harness failed"
             sys.stderr.write(f"autotune: {said} while {doing}\n{traceback.format_exc()}")
         if context.is_over:
