@@ -151,11 +151,11 @@ class Ending:
     def around_exit(self, exit_now: Any) -> Any:
         """Returns `os._exit`, wrapped so that the training process writes its result first: `os._exit` runs no exit handlers.
 
-        If the status is not 0, nothing is written, because the log says more. `around_process` handles forked children.
+        If the status is not 0, nothing is written, because the log says more. A child that does not train writes nothing.
         """
 
         def _exit(status: Any) -> None:
-            if not status and not self._context.is_child:
+            if not status and (self._context.is_active or not self._context.is_child):
                 self.at_exit()
             exit_now(status)
 

@@ -228,6 +228,8 @@ def test_forked_process_that_ends_early_writes_a_result_unless_it_raised(trial: 
     rules = dataclasses.replace(RULES, min_s=30.0, max_s=30.0)
     found = trial("forked.py", rules=rules).result()
     assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 40)
+    found = trial("forked.py", "by_hand", rules=rules).result()
+    assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 40)
     run = trial("forked.py", "raises", rules=rules)
     assert not run.has_result  # the log says more than a result could
     assert "ValueError: no more data" in run.stderr
