@@ -117,7 +117,7 @@ def _of_results(facts: Facts) -> Verdict:
         return Outcome.ok, ""
     for result in facts.results:
         is_short = pace(result, facts.results[0]) is None
-        if facts.exit_code and (is_short or result.status == "ended"):  # sys.exit(3); hydra turns every exception into sys.exit(1)
+        if facts.exit_code and (is_short or result.status == "ended"):  # sys.exit(3), as hydra does after an exception
             return _of_status(facts)
         if is_short:
             num_steps = _steps_of(result)
