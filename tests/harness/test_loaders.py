@@ -385,3 +385,9 @@ def test_batches_that_are_on_the_device_already_are_neither_pinned_nor_made_by_w
     assert loader.is_on_device is not is_free
     free = {"loader.num_workers", "loader.pin_memory"} - applicability(loader).keys()
     assert bool(free) is is_free
+
+
+def test_a_number_of_workers_from_numpy_is_reported_as_a_plain_number(trial: Trial) -> None:
+    found = trial("loaders.py", "numpy", mode="inspect").result()
+    assert (found.status, found.error) == ("measured", None)
+    assert found.observed["loader.num_workers"] == 1
