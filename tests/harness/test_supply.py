@@ -150,6 +150,19 @@ def test_batch_counter_of_a_worker_continues_in_the_next_epoch(tmp_path: Path, m
     assert counters.began_s == 0.0
 
 
+def test_batches_of_two_iterations_over_a_loader_at_the_same_time_all_count(tmp_path: Path) -> None:
+    path = str(tmp_path / "loader0.bin")
+    worker.create(path, 1)
+    slots = worker._map(path)  # zip(loader, loader): the workers of both iterations have the same numbers
+    one, other = (worker._counted(slots, 0, lambda fetcher, index: time.sleep(0.01)) for _ in range(2))
+    for number in range(3):
+        one(None, number)
+        other(None, number)
+    (counters,) = worker.read(path)
+    assert counters.batches == 6
+    assert counters.busy_s >= 6 * 0.01
+
+
 def test_unfinished_batch_counts_by_its_finished_part() -> None:
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 9.0)]).made == 4.5
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 1.0)]).made == 5.0  # an overdue batch counts as at most one
