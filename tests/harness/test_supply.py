@@ -16,6 +16,7 @@ from autotune.harness.meter import WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules, RankResult
 from autotune.harness.supply import Reading, Supply
 from autotune.harness.worker import Counters
+from autotune.harness.worker_starts import WorkerStarts
 
 BATCH = 8
 
@@ -161,6 +162,13 @@ def test_batches_of_two_iterations_over_a_loader_at_the_same_time_all_count(tmp_
     (counters,) = worker.read(path)
     assert counters.batches == 6
     assert counters.busy_s >= 6 * 0.01
+
+
+def test_a_forked_process_counts_in_another_file_than_its_parent(tmp_path: Path) -> None:
+    starts: Any = SimpleNamespace(_spec=SimpleNamespace(folder=str(tmp_path)))
+    loader: Any = SimpleNamespace(number=0, counters_file=str(tmp_path / "loader0.1.bin"))  # the parent's, whose id is 1
+    assert WorkerStarts._has_counters(starts, loader, 2)
+    assert loader.counters_file == str(tmp_path / f"loader0.{os.getpid()}.bin")
 
 
 def test_unfinished_batch_counts_by_its_finished_part() -> None:
