@@ -171,6 +171,19 @@ def test_a_forked_process_counts_in_another_file_than_its_parent(tmp_path: Path)
     assert loader.counters_file == str(tmp_path / f"loader0.{os.getpid()}.bin")
 
 
+def test_a_loader_that_takes_over_in_the_window_is_judged_by_its_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = SimpleNamespace(num_workers=1, counters_file="b", total_samples=50.0 * BATCH, total_batches=50.0)
+    found = Supply(SimpleNamespace(training=training))
+    before = Reading(1.0, 990.0, 5.0, [Counters(1000.0, 100.0, 10.0, 0.0, 0.0)], "a")
+    after = Reading(3.0, 40.0, 6.0, [Counters(50.0, 10.0, 20.0, 0.0, 0.0)], "b")
+    monkeypatch.setattr(Supply, "read", lambda self, readings=iter([before, after]): next(readings))
+    monkeypatch.setattr(supply, "num_cores", lambda: 4)
+    found.open_window()
+    found.close_window()
+    assert found.capacity_per_s() == pytest.approx(5 * BATCH)  # 50 batches in 10 s; the difference to 1000 would be negative
+    assert found.fall_frac == 0.0
+
+
 def test_unfinished_batch_counts_by_its_finished_part() -> None:
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 9.0)]).made == 4.5
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 1.0)]).made == 5.0  # an overdue batch counts as at most one
