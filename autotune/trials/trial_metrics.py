@@ -62,8 +62,9 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the results of rank 0, and of the other ranks that had a window when rank 0 ended."""
-    return [result for result in results if result.window or result is results[0]]
+    """Returns the results of rank 0 and, unless its window leaves out evaluations, of the other ranks that had a window."""
+    is_alone = bool(results) and ranks.leaves_out(results[0]) and not results[0].is_at_own_pace
+    return [result for result in results if result is results[0] or (result.window and not is_alone)]
 
 
 def _half_width_frac(result: RankResult) -> tuple[float | None, str]:
