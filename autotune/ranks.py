@@ -54,7 +54,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
         step = Pace(window.seconds / window.steps, window.samples / window.steps)
-    if step is not None and first.window is not None and not result.is_at_own_pace and leaves_out(first):
+    if step is not None and first.window is not None and leaves_out(first):
         step = step._replace(step_s=first.window.seconds / first.window.steps)
     return None if step is None else Pace(step.step_s / lasting_frac, step.samples)
 
@@ -74,7 +74,8 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
 
 def leaves_out(first: RankResult) -> bool:
     """Whether the window of rank 0 leaves out an evaluation. The other ranks' windows then may contain a wait for rank 0."""
-    return _over_window_of(first, first) is not None and not _is_whole(first)
+    is_whole = _over_window_of(first, first) is None or _is_whole(first)
+    return not first.is_at_own_pace and not is_whole
 
 
 def _is_whole(first: RankResult) -> bool:

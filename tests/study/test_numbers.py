@@ -53,6 +53,8 @@ def test_waiting_for_an_evaluation_of_rank_0_does_not_make_a_rank_slow():
     low, high = interval([first])
     assert interval([first, second]) == (pytest.approx(2 * low), pytest.approx(2 * high))
     assert metrics([first, second], {})["rank1.step_s"] == pytest.approx(0.1)
+    first.device_rate_per_s, second.device_rate_per_s = 120.0, 70.0
+    assert numbers([first, second])["device_rate"] == pytest.approx(240.0)
     second.window = None
     assert rate_per_s([first, second]) == pytest.approx(200.0)
 
