@@ -94,7 +94,11 @@ class Activations:
         self._handles: List[Any] = []
 
     def install(self, *, is_compiled: bool = False) -> None:
-        """Starts to count in the calling thread. With `is_compiled`, replaces no function of torch, as compiled code guards them."""
+        """Starts to count in the calling thread.
+
+        Args:
+            is_compiled: whether the program has compiled code, which guards functions of torch; then none is replaced.
+        """
         for parameter in self._parameters:
             if parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_came))
