@@ -116,9 +116,10 @@ def _of_results(facts: Facts) -> Verdict:
     if facts.mode != "measure":
         return Outcome.ok, ""
     for result in facts.results:
-        if pace(result, facts.results[0]) is None:
-            if facts.exit_code:  # the program exited without an exception: sys.exit(3)
-                return _of_status(facts)
+        is_short = pace(result, facts.results[0]) is None
+        if facts.exit_code and (is_short or result.status == "ended"):  # sys.exit(3), as hydra does after an exception
+            return _of_status(facts)
+        if is_short:
             num_steps = _steps_of(result)
             return Outcome.error, f"{_ended_after(num_steps) if num_steps else _untrained(facts)}{_rank_note(result, facts)}"
         if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is not a rate, either

@@ -39,7 +39,8 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
 
     Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
     a rank whose steps varied too much for a window of its own. If evaluations lie between the steps, each rank uses its own
-    window instead, because windows leave evaluations out.
+    window instead, because windows leave evaluations out. If rank 0 alone evaluates, the windows of the other ranks contain the
+    wait for it, so all ranks use the step time of rank 0.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:
@@ -53,6 +54,8 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     step = _over_window_of(first, result) if is_common else None
     if step is None and window is not None:
         step = Pace(window.seconds / window.steps, window.samples / window.steps)
+    if step is not None and first.window is not None and leaves_out(first):
+        step = step._replace(step_s=first.window.seconds / first.window.steps)
     return None if step is None else Pace(step.step_s / lasting_frac, step.samples)
 
 
@@ -67,6 +70,12 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
         return None
     seconds = ends_s[end - 1] - (ends_s[begin - 1] if begin else 0.0)
     return Pace(seconds / (end - begin), sum(samples[begin:end]) / (end - begin))
+
+
+def leaves_out(first: RankResult) -> bool:
+    """Whether the window of rank 0 leaves out an evaluation. The other ranks' windows then may contain a wait for rank 0."""
+    is_whole = _over_window_of(first, first) is None or _is_whole(first)
+    return not first.is_at_own_pace and not is_whole
 
 
 def _is_whole(first: RankResult) -> bool:

@@ -57,7 +57,8 @@ def _keep_mlflow_in_scratch(at_start: Mapping[str, str], utils: Any) -> None:
 
 
 def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
-    # Every upload ends in `create_commit`; `preupload_lfs_files` may send large files before it (huggingface_hub 1.x).
+    # Every upload to a repository ends in `create_commit`; `preupload_lfs_files` may send large files before it. The Trainer of
+    # transformers makes the repository (`create_repo`) before it trains (huggingface_hub 2.4).
     def no_commit(create_commit: Any) -> Any:
         def not_uploaded(self: Any, repo_id: str, *_: Any, commit_message: str = "", **named: Any) -> Any:
             url, oid = f"{self.endpoint}/{repo_id}/commit", "0" * 40
@@ -66,13 +67,25 @@ def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
 
         return not_uploaded
 
+    def no_repo(create_repo: Any) -> Any:
+        def not_created(self: Any, repo_id: str, *, token: Any = None, repo_type: Any = None, **_: Any) -> Any:
+            kind = "" if repo_type in (None, "model") else f"{repo_type}s/"
+            whole = repo_id if "/" in repo_id else f"{self.whoami(token)['name']}/{repo_id}"
+            return hf_api.RepoUrl(f"{self.endpoint}/{kind}{whole}", endpoint=self.endpoint)
+
+        return not_created
+
+    def nothing(_: Any) -> Any:
+        return lambda *arguments, **named: None
+
     def patched(bound: Any) -> Any:  # the module also offers the methods of its object `api` as functions
         return lambda *arguments, **named: getattr(hf_api.api, bound.__name__)(*arguments, **named)
 
-    patches.install(hf_api.HfApi, "create_commit", no_commit)
-    patches.install(hf_api.HfApi, "preupload_lfs_files", lambda _: lambda *arguments, **named: None)
-    for name in ("create_commit", "preupload_lfs_files"):
-        patches.install(hf_api, name, patched)
+    sending = dict.fromkeys(("preupload_lfs_files", "batch_bucket_files"), nothing)
+    for name, replace in {"create_commit": no_commit, "create_repo": no_repo, **sending}.items():
+        if hasattr(hf_api.HfApi, name):  # older versions have no buckets
+            patches.install(hf_api.HfApi, name, replace)
+            patches.install(hf_api, name, patched)
 
 
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import json
@@ -121,5 +122,6 @@ def _guarded(action: Callable[..., Any], *arguments: Any) -> Any:
         if protocol.is_real_run(os.environ):
             state.stand_aside("starting")
         else:
-            sys.stderr.write("autotune: the harness failed to start\n" + traceback.format_exc())
+            with contextlib.suppress(Exception):  # the program has closed it
+                sys.stderr.write("autotune: the harness failed to start\n" + traceback.format_exc())
         return None

@@ -90,7 +90,7 @@ class Ending:
                 context.modules.uninstall()
             return
         is_kernel_fault = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
-        with contextlib.suppress(OSError):  # the disk is full
+        with contextlib.suppress(Exception):  # the disk is full, or the program has closed its standard error
             said = "an earlier kernel of the program failed, which was noticed" if is_kernel_fault else "the harness failed"
             sys.stderr.write(f"autotune: {said} while {doing}\n{traceback.format_exc()}")
         if context.is_over:
@@ -151,11 +151,11 @@ class Ending:
     def around_exit(self, exit_now: Any) -> Any:
         """Returns `os._exit`, wrapped so that the training process writes its result first: `os._exit` runs no exit handlers.
 
-        If the status is not 0, nothing is written, because the log says more. `around_process` handles forked children.
+        If the status is not 0, nothing is written, because the log says more. A child that does not train writes nothing.
         """
 
         def _exit(status: Any) -> None:
-            if not status and not self._context.is_child:
+            if not status and (self._context.is_active or not self._context.is_child):
                 self.at_exit()
             exit_now(status)
 

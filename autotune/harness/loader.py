@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import weakref
@@ -20,6 +21,7 @@ from .members import nothing
 NUM_EXAMINED, MIN_CHANGED = 4, 2
 MIN_STEPS = 3  # after this many steps of an epoch, it is known whether each takes one batch
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OF_NOTEBOOK = re.compile(r"/ipykernel_\d+/")  # in the file name of a cell; the number is the process id of the kernel
 
 
 class Loader:
@@ -364,6 +366,6 @@ def _construction() -> Tuple[List[str], str]:
     while frame is not None:
         if not is_skipped(frame.f_code.co_filename):
             nearest = nearest or frame
-            found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            found.append(f"{_OF_NOTEBOOK.sub(os.sep, frame.f_code.co_filename)}:{frame.f_lineno}")
         frame = frame.f_back
     return found or ["?"], sites.code_of(nearest, is_skipped)

@@ -36,6 +36,8 @@ class Meter:
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
         promote_above_per_s: if the rate may reach this, a narrower interval is wanted (`_wanted_frac`); None for never.
         cycle: `Spec.cycle`, see cycles.py.
+        is_led: whether rank 0 ends the window of this rank, so that it need not hold whole cycles. If rank 0 alone evaluates
+            the model, the other ranks wait, which looks like a cycle to them.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Meter:
         race_below_per_s: Optional[float] = None,
         promote_above_per_s: Optional[float] = None,
         cycle: Optional[Dict[str, float]] = None,
+        is_led: bool = False,
     ) -> None:
         self.rules = rules
         self._promote_above_per_s = promote_above_per_s
@@ -76,6 +79,7 @@ class Meter:
         self._opened_s = 0.0  # seconds of `_position` at which the window opened
         self._evaluated_at_s = -math.inf
         self._cycles = Cycles(self.width, rules.min_s / FREQUENT, baseline=cycle)
+        self._is_led = is_led
 
     def feed(self, step_s: float, samples: float, *, is_quiet: bool = True) -> str:
         """Processes a finished step and returns the phase that the trial is now in.
@@ -339,9 +343,9 @@ class Meter:
             self._race(rate_per_s, half * CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
 
     def _why_not_whole(self) -> str:
-        """Returns why the window gives no rate although steps come in cycles; "" if there is a rate, or no cycles."""
+        """Returns why the window gives no rate although steps come in cycles; "" if there is a rate, no cycles, or `is_led`."""
         gaps = self._gaps()
-        if self._whole() or not (len(gaps) > 1 or self._is_awaited()):
+        if self._is_led or self._whole() or not (len(gaps) > 1 or self._is_awaited()):
             return ""
         if len(gaps) < 2:
             return "ended before a whole cycle of the baseline's length"

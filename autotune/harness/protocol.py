@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import operator
 import os
 import signal
 import time
@@ -372,8 +373,12 @@ def clock_offset_s(spec: Spec) -> float:
 
 
 def write_json(path: str, document: Any) -> None:
-    """Writes a dataclass or plain document as JSON, by `write_text`."""
-    write_text(path, json.dumps(document, default=dataclasses.asdict))
+    """Writes a dataclass or plain document as JSON, by `write_text`. Integers of other libraries (NumPy's) become plain ones."""
+    write_text(path, json.dumps(document, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return operator.index(value) if hasattr(value, "__index__") else dataclasses.asdict(value)
 
 
 def write_text(path: str, text: str, *, is_durable: bool = True) -> None:

@@ -32,12 +32,16 @@ SHARED_FRAC, SHARED_CORES = 0.05, 0.1
 
 
 class Reading(NamedTuple):
-    """Counters of the training process and of its workers at one moment; batches and CPU seconds since the start."""
+    """Counters of the training process and of its workers at one moment; batches and CPU seconds since the start.
+
+    `file` is that of the counters, which differs between loaders.
+    """
 
     now_s: float
     taken: float
     cpu_s: float  # CPU seconds of this process
     workers: List[worker.Counters]
+    file: str = ""
 
     @property
     def made(self) -> float:
@@ -89,7 +93,7 @@ class Supply:
         workers = worker.read(training.counters_file)
         if not any(each.batches for each in workers):
             return None
-        return Reading(time.monotonic(), training.total_batches, time.process_time(), workers)
+        return Reading(time.monotonic(), training.total_batches, time.process_time(), workers, training.counters_file)
 
     # --- warm-up ---
 
@@ -117,9 +121,11 @@ class Supply:
         self._before_window = self._totals() if self._opened is None else None
 
     def close_window(self) -> None:
-        """Reads the counters as the window closes."""
+        """Reads the counters as the window closes. If another loader trains now, those from its opening are of no use."""
         if self._closed is None:
             self._closed = self.read()
+            if self._opened is not None and self._closed is not None and self._opened.file != self._closed.file:
+                self._opened = None
 
     @property
     def fall_frac(self) -> float:
@@ -127,7 +133,7 @@ class Supply:
         if self._opened is None:
             return 0.0
         end = self._closed or self._glance()
-        if end is None or end.taken <= self._opened.taken:
+        if end is None or end.file != self._opened.file or end.taken <= self._opened.taken:
             return 0.0
         return (self._opened.stock - end.stock) / (end.taken - self._opened.taken)
 

@@ -48,13 +48,15 @@ class Window:
         # The limits are rates of all ranks together, but this meter counts one batch, on which `num_together` ranks train.
         # Ranks step together, so each batch has the same share of the limits. Processes at their own pace have no limits: their
         # shares of the rate are unknown.
-        num_together = context.sharing.ranks_per_batch()
+        num_together, is_joint = context.sharing.ranks_per_batch(), context.peers.is_joint
+        is_led = context.world_size > 1 and context.rank > 0 and not is_joint  # rank 0 decides for all ranks
         race, promote = (
-            None if limit is None or context.peers.is_joint else limit * num_together / context.world_size
+            None if limit is None or is_led or is_joint else limit * num_together / context.world_size
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, context.loaders.num_workers())
-        self.meter = Meter(spec.rules, width, race_below_per_s=race, promote_above_per_s=promote, cycle=spec.cycle)
+        limits: Dict[str, Any] = {"race_below_per_s": race, "promote_above_per_s": promote}
+        self.meter = Meter(spec.rules, width, cycle=spec.cycle, is_led=is_led, **limits)
         self._enter_warmup()
 
     def _enter_warmup(self) -> None:

@@ -114,24 +114,27 @@ class WorkerInit:
 
 
 def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callable[..., Any]:
-    earlier = Counters(*SLOT.unpack_from(slots, offset))  # counted in earlier epochs by the worker with this number
-    batches, busy_s, delay_s = earlier.batches, earlier.busy_s, earlier.delay_s
-    cpu_before_s, delay_of_s = earlier.cpu_s - time.process_time(), _delays()
+    cpu_s, delay_of_s = time.process_time(), _delays()
+
+    def add(batches: float, busy_s: float, delay_s: float, began_s: float) -> None:
+        # The slot may hold the counts of other workers with the same number: of earlier epochs, and of other iterations over
+        # the loader that run at the same time, as in `zip(loader, loader)`.
+        nonlocal cpu_s
+        slot, now_s = Counters(*SLOT.unpack_from(slots, offset)), time.process_time()
+        sums = slot.batches + batches, slot.busy_s + busy_s, slot.cpu_s + now_s - cpu_s, slot.delay_s + delay_s
+        COUNTS.pack_into(slots, offset, *sums, began_s)
+        cpu_s = now_s
 
     def counted_fetch(self: Any, index: Any) -> Any:
-        nonlocal batches, busy_s, delay_s
         began_delay_s, began_s = read_together(delay_of_s, time.monotonic)
-        COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
+        add(0.0, 0.0, 0.0, began_s)
         try:
             batch = fetch(self, index)
         except BaseException:  # the end of a stream or an error in the data set: no batch was made
-            COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
+            add(0.0, 0.0, 0.0, 0.0)
             raise
-        batches += 1.0
         ended_delay_s, ended_s = read_together(delay_of_s, time.monotonic)
-        busy_s += ended_s - began_s
-        delay_s += ended_delay_s - began_delay_s
-        COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
+        add(1.0, ended_s - began_s, ended_delay_s - began_delay_s, 0.0)
         return batch
 
     return counted_fetch

@@ -82,7 +82,7 @@ class WorkerStarts:
         return functools.partial(workers.observe, workers.prefix(self._spec.folder, info.number))
 
     def _has_counters(self, info: Loader, num_workers: int) -> bool:
-        path = info.counters_file or os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")
+        path = os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")  # not that of a parent process
         try:
             worker.create(path, num_workers)
         except OSError:

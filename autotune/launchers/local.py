@@ -396,7 +396,7 @@ class LocalRunning(Running):
 def _prepare(launch: Launch) -> None:
     """Resets the trial's folder for a new attempt. Afterwards, its only protocol files are the spec and empty logs."""
     launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
+    for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json", "explain*.json", "trace.rank*"):
         for file in launch.folder.glob(pattern):
             file.unlink()
     files = (protocol.KEPT_FILE, protocol.OWN_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)

@@ -19,6 +19,9 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
     if not results:
         return {}
     first, peaks = results[0], [result.memory.get("peak_bytes") for result in results]
+    devices = [result.device_rate_per_s for result in ranks.feeding(results)]
+    if ranks.leaves_out(first):  # the other ranks' rates may contain a wait for rank 0
+        devices = [first.device_rate_per_s] * len(devices)
     return {
         "value": ranks.rate_per_s(results),
         "ci": interval(results),
@@ -26,7 +29,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "unit": first.unit,
         "phases_s": dict(first.phases_s),
         "peak_memory_bytes": max((int(peak) for peak in peaks if peak), default=None),
-        "device_rate": _total([result.device_rate_per_s for result in ranks.feeding(results)], results),
+        "device_rate": _total(devices, results),
         "loader_rate": _total([result.loader_rate_per_s for result in ranks.feeding(results)], results),
         "data_wait_frac": first.data_wait_frac,
         "regime": first.regime,
@@ -62,8 +65,9 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the results of rank 0, and of the other ranks that had a window when rank 0 ended."""
-    return [result for result in results if result.window or result is results[0]]
+    """Returns the results of rank 0 and, unless its window leaves out evaluations, of the other ranks that had a window."""
+    is_alone = bool(results) and ranks.leaves_out(results[0])
+    return [result for result in results if result is results[0] or (result.window and not is_alone)]
 
 
 def _half_width_frac(result: RankResult) -> tuple[float | None, str]:

@@ -182,6 +182,16 @@ def test_reason_of_an_early_end_names_the_exit_status():
     assert classify(facts) == (Outcome.error, "exit status 3: no data in x")
 
 
+def test_a_program_that_ends_itself_within_the_window_with_a_status_has_failed():
+    said = log("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB")
+    assert classify(answered(answer(status="ended"), exit_code=1, log_tail=said))[0] is Outcome.device_oom
+    assert classify(answered(answer(status="ended"), exit_code=1, log_tail="no more data\n")) == (
+        Outcome.error,
+        "exit status 1: no more data",
+    )
+    assert classify(answered(answer(status="ended"), exit_code=0))[0] is Outcome.ok
+
+
 def test_reason_of_a_result_without_steps_says_that_no_step_was_seen():
     outcome, reason = classify(answered(answer(status="ended", window=None, throughput_per_s=None)))
     assert outcome is Outcome.error

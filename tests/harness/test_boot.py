@@ -107,3 +107,4 @@ def test_a_trial_uploads_nothing_to_the_hub(trial: Trial) -> None:
     assert first == ("me/net", server, "Upload")
     assert second == ("me/net", "http://127.0.0.1:8", "Upload")
     assert (third, fourth) == (("me/net", server, "step 1"), ("me/net", server, "step 2"))
+    assert f"made: {server}/me/net me/set" in found.stdout

@@ -27,6 +27,17 @@ def test_gradients_that_share_a_bucket_are_counted_once() -> None:
     assert bytes_of(torch.ones(1).expand(50)) == 4
 
 
+def test_a_step_that_uses_torch_func_works_and_its_other_activations_are_counted() -> None:
+    weight = nn.Parameter(torch.ones(50))
+    found = Activations([weight], set(), str, lambda _: False)
+    found.install()
+    torch.func.vmap(torch.func.grad(lambda row: row.square().sum()))(torch.ones(3, 2))  # refuses hooks like ours
+    (weight * torch.ones(50)).sum().backward()
+    found.uninstall()
+    assert found.saved_bytes == 200
+    torch.func.vmap(torch.sin)(torch.ones(3))  # with torch's own function again
+
+
 def test_weights_that_share_a_buffer_are_counted_once_by_module() -> None:
     """On a GPU, all weights of an LSTM are views into one buffer."""
     module, buffer = nn.Module(), torch.zeros(100)

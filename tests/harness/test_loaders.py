@@ -34,6 +34,15 @@ def test_indices_are_watched_while_any_iterator_needs_them():
     assert not loader.needs_indices
 
 
+def test_a_loader_of_a_notebook_has_the_same_site_in_each_process():
+    places = []
+    for process in (12, 345):
+        names = {"Loader": Loader}
+        exec(compile("made = Loader(0, {'dataset': [1, 2]})", f"/tmp/ipykernel_{process}/99.py", "exec"), names)
+        places.append(names["made"].site)
+    assert places == ["/tmp/99.py:1"] * 2
+
+
 def test_knobs_change_only_the_training_loader_and_keep_its_worker_init_fn(trial: Trial) -> None:
     baseline = trial("loaders.py", "validated", mode="inspect").result()
     knobs = {**KNOBS, "loader.prefetch_factor": 4, "loader.persistent_workers": True}
@@ -385,3 +394,9 @@ def test_batches_that_are_on_the_device_already_are_neither_pinned_nor_made_by_w
     assert loader.is_on_device is not is_free
     free = {"loader.num_workers", "loader.pin_memory"} - applicability(loader).keys()
     assert bool(free) is is_free
+
+
+def test_a_number_of_workers_from_numpy_is_reported_as_a_plain_number(trial: Trial) -> None:
+    found = trial("loaders.py", "numpy", mode="inspect").result()
+    assert (found.status, found.error) == ("measured", None)
+    assert found.observed["loader.num_workers"] == 1

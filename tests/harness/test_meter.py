@@ -37,6 +37,16 @@ def test_warm_up_ends_after_a_second_of_equal_steps(step_s: float, least: int) -
     assert feed_until(Meter(MeasureRules()), step_s, STEADY) == pytest.approx(least, abs=1)
 
 
+@pytest.mark.parametrize("is_led", [False, True])
+def test_a_rank_whose_window_rank_0_ends_needs_no_whole_cycle(is_led: bool) -> None:
+    meter = Meter(MeasureRules(), is_led=is_led)
+    for number in range(1, 260):
+        meter.feed(1.0 if number in (50, 200) else 0.01, 8)  # waits for evaluations of rank 0, one of them in the warm-up
+    window = window_of(meter)
+    assert window.is_steady is is_led
+    assert ("holds no whole cycle" in window.reason) is not is_led
+
+
 def test_program_with_slow_steps_warms_up_for_two_steps_and_is_measured_for_six() -> None:
     meter = Meter(MeasureRules())
     assert feed_until(meter, 1.0, STEADY) == 2

@@ -228,6 +228,22 @@ def test_forked_process_that_ends_early_writes_a_result_unless_it_raised(trial: 
     rules = dataclasses.replace(RULES, min_s=30.0, max_s=30.0)
     found = trial("forked.py", rules=rules).result()
     assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 40)
+    found = trial("forked.py", "by_hand", rules=rules).result()
+    assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 40)
     run = trial("forked.py", "raises", rules=rules)
     assert not run.has_result  # the log says more than a result could
     assert "ValueError: no more data" in run.stderr
+
+
+def test_failure_of_the_harness_is_reported_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, written = Ending(context(is_applying=False, is_over=False, clock_offset_s=0.0)), []
+    monkeypatch.setattr(ending_of_processes.os, "_exit", lambda code: None)
+    monkeypatch.setattr(protocol, "write_json", lambda path, document: written.append(document))
+    monkeypatch.setattr(report, "bare", lambda _, status: status)
+    monkeypatch.setattr(ending, "_path", lambda: "")
+    monkeypatch.setattr("sys.stderr", None)
+    try:
+        raise RuntimeError("no such attribute")
+    except RuntimeError:
+        ending.broke("counting a step")
+    assert written == ["failed"]

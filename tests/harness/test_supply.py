@@ -17,6 +17,7 @@ from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules, RankResult
 from autotune.harness.supply import Reading, Supply
 from autotune.harness.worker import Counters
 from tests.harness.contexts import context
+from autotune.harness.worker_starts import WorkerStarts
 
 BATCH = 8
 
@@ -186,6 +187,39 @@ def test_batch_counter_of_a_worker_continues_in_the_next_epoch(tmp_path: Path, m
     assert 0 <= counters.cpu_s < counters.busy_s
     assert 0 <= counters.delay_s < counters.busy_s
     assert counters.began_s == 0.0
+
+
+def test_batches_of_two_iterations_over_a_loader_at_the_same_time_all_count(tmp_path: Path) -> None:
+    path = str(tmp_path / "loader0.bin")
+    worker.create(path, 1)
+    slots = worker._map(path)  # zip(loader, loader): the workers of both iterations have the same numbers
+    one, other = (worker._counted(slots, 0, lambda fetcher, index: time.sleep(0.01)) for _ in range(2))
+    for number in range(3):
+        one(None, number)
+        other(None, number)
+    (counters,) = worker.read(path)
+    assert counters.batches == 6
+    assert counters.busy_s >= 6 * 0.01
+
+
+def test_a_forked_process_counts_in_another_file_than_its_parent(tmp_path: Path) -> None:
+    starts: Any = SimpleNamespace(_spec=SimpleNamespace(folder=str(tmp_path)))
+    loader: Any = SimpleNamespace(number=0, counters_file=str(tmp_path / "loader0.1.bin"))  # the parent's, whose id is 1
+    assert WorkerStarts._has_counters(starts, loader, 2)
+    assert loader.counters_file == str(tmp_path / f"loader0.{os.getpid()}.bin")
+
+
+def test_a_loader_that_takes_over_in_the_window_is_judged_by_its_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = SimpleNamespace(num_workers=1, counters_file="b", total_samples=50.0 * BATCH, total_batches=50.0)
+    found = Supply(SimpleNamespace(training=training))
+    before = Reading(1.0, 990.0, 5.0, [Counters(1000.0, 100.0, 10.0, 0.0, 0.0)], "a")
+    after = Reading(3.0, 40.0, 6.0, [Counters(50.0, 10.0, 20.0, 0.0, 0.0)], "b")
+    monkeypatch.setattr(Supply, "read", lambda self, readings=iter([before, after]): next(readings))
+    monkeypatch.setattr(supply, "num_cores", lambda: 4)
+    found.open_window()
+    found.close_window()
+    assert found.capacity_per_s() == pytest.approx(5 * BATCH)  # 50 batches in 10 s; the difference to 1000 would be negative
+    assert found.fall_frac == 0.0
 
 
 def test_unfinished_batch_counts_by_its_finished_part() -> None:

@@ -111,3 +111,12 @@ def test_sweep_never_ends_the_tuner_itself(launcher, folder, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_MARK", f"{folder.parent.parent}:7")
     assert launcher.sweep(folder.parent.parent) == []
     assert os.getpid() > 0
+
+
+def test_files_of_an_earlier_pass_of_explain_are_removed(launcher, folder):
+    names = ("explain.json", "explained.lines.rank1.json", "trace.rank1.json.gz")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text('{"step": 3}')
+    wait(launcher.start(a_launch(folder, program("result()"))))
+    assert not [name for name in names if (folder / name).exists()]

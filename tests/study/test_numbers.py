@@ -1,3 +1,6 @@
+import dataclasses
+import itertools
+
 import pytest
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
@@ -39,6 +42,21 @@ def test_rank_without_a_window_is_measured_over_the_steps_of_rank_0():
     assert interval([first, second]) is not None
     second.steps["end_s"] = steps["end_s"][:40]
     assert rate_per_s([first, second]) is None
+
+
+def test_waiting_for_an_evaluation_of_rank_0_does_not_make_a_rank_slow():
+    durations = [3.1 if number == 30 else 0.1 for number in range(80)]  # all ranks wait for an evaluation of 3 s
+    steps = {"end_s": list(itertools.accumulate(durations)), "samples": [10.0] * 80, "warmup": 2}
+    first, second = rank(0, steps=steps), rank(1, 62.5, (100.0,) * 39 + (4.0,), steps=steps)
+    second.window = dataclasses.replace(second.window, seconds=8.0, rate_per_s=62.5)  # that of rank 0 leaves it out
+    assert rate_per_s([first, second]) == pytest.approx(200.0)
+    low, high = interval([first])
+    assert interval([first, second]) == (pytest.approx(2 * low), pytest.approx(2 * high))
+    assert metrics([first, second], {})["rank1.step_s"] == pytest.approx(0.1)
+    first.device_rate_per_s, second.device_rate_per_s = 120.0, 70.0
+    assert numbers([first, second])["device_rate"] == pytest.approx(240.0)
+    second.window = None
+    assert rate_per_s([first, second]) == pytest.approx(200.0)
 
 
 def test_straggler_is_the_rank_with_the_longest_step_time_excluding_waiting():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .. import members
+from ..patches import Patch, patches
 
 ROOT = ""  # the name of an outermost module, as in `named_modules()`
 
@@ -86,25 +89,56 @@ class Activations:
         self.peak_bytes = self.saved_bytes = self.input_bytes = self.gradient_bytes = 0
         self.by_module: Dict[str, int] = {}
         self._hooks: Any = None
+        self._thread = 0
+        self._disabling: Optional[Patch] = None
         self._handles: List[Any] = []
 
-    def install(self) -> None:
-        """Starts to count in the calling thread."""
+    def install(self, *, is_compiled: bool = False) -> None:
+        """Starts to count in the calling thread.
+
+        Args:
+            is_compiled: whether the program has compiled code, which guards functions of torch; then none is replaced.
+        """
         for parameter in self._parameters:
             if parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_came))
         self.count_gradients()
+        self._thread = threading.get_ident()
+        if not is_compiled:
+            self._disabling = patches.install(torch.autograd.graph, "disable_saved_tensors_hooks", self._around_disabling)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, operator.attrgetter("tensor"))
         self._hooks.__enter__()
 
     def uninstall(self) -> None:
         """Stops counting."""
+        if self._disabling is not None:
+            self._disabling.uninstall()
         if self._hooks is not None:
             self._hooks.__exit__(None, None, None)
             self._hooks = None
         while self._handles:
             self._handles.pop().remove()
         self._keep_parts()
+
+    def _around_disabling(self, disable: Any) -> Any:
+        # `torch.func` and `vmap` raise an error if hooks like ours are active, so nothing is counted in them.
+        @contextlib.contextmanager
+        def disabled(message: str) -> Iterator[None]:
+            hooks = self._hooks if threading.get_ident() == self._thread else None
+            if hooks is None:
+                with disable(message):
+                    yield
+                return
+            self._hooks = None
+            hooks.__exit__(None, None, None)
+            try:
+                with disable(message):
+                    yield
+            finally:
+                hooks.__enter__()
+                self._hooks = hooks
+
+        return disabled
 
     def count_gradients(self) -> None:
         """Counts the existing gradients. Also called when a forward pass begins, because the program may have cleared them."""

@@ -116,7 +116,7 @@ class MemoryPass(Pass):
         else:
             self._running.install()
         self._saved = Activations(self._parameters, self._weights.seen, self._running.now, lambda place: place in self._inputs)
-        self._saved.install()
+        self._saved.install(is_compiled=bool(self.context.modules.num_graphs()))
 
     def _end_saved(self) -> None:
         if self._saved is not None and self._running is not None:

@@ -5,6 +5,7 @@ import itertools
 import sys
 import time
 
+import numpy
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
@@ -76,6 +77,8 @@ def main():
     elif KIND in ("sampler", "own_sampler"):
         sampler = BatchSampler(SequentialSampler(data), 12, False) if KIND == "sampler" else Fixed(12)
         loader = build(data, batch_sampler=sampler)
+    elif KIND == "numpy":
+        loader = build(data, batch_size=12, num_workers=numpy.int64(1))
     elif KIND == "unbatched":
         loader = build([torch.zeros(6, 4) for _ in range(50)], batch_size=None)
     elif KIND.startswith("iterable"):

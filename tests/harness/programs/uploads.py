@@ -1,4 +1,4 @@
-"""Uploads a file to the Hugging Face Hub, in the ways that programs and libraries do."""
+"""Makes repositories on the Hugging Face Hub and uploads a file, in the ways that programs and libraries do."""
 
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, HfApi, create_commit, upload_file
@@ -15,6 +15,9 @@ print(
     [(info.repo_url.repo_id, info.commit_url.partition("/me")[0], info.commit_message[:6]) for info in infos],
     flush=True,
 )
+print("made:", huggingface_hub.create_repo("me/net", exist_ok=True), HfApi().create_repo("me/set", repo_type="dataset").repo_id)
+if hasattr(huggingface_hub, "batch_bucket_files"):
+    huggingface_hub.batch_bucket_files("me/logs", add=[(b"weights", "model.bin")])
 import torch  # noqa: E402
 
 model = torch.nn.Linear(2, 2)
