@@ -21,4 +21,4 @@ def test_the_notebook_runs_from_start_to_report(tmp_path, monkeypatch):
     assert "Speedup(verdict=" in printed["study.speedup"][-1]["data"]["text/plain"]
     assert "baseline" in printed["study.to_pandas()"][-1]["data"]["text/html"]
     assert "<iframe" in printed["study.report()"][-1]["data"]["text/html"]
-    assert 'print(study.export("python"))' in printed
+    assert "BEST = {" in printed['print(study.export("python"))'][-1]["text"]

@@ -25,7 +25,7 @@ autotune.apply("best.yaml")
 def test_apply_before_torch_is_imported_works_like_the_command(place: Place) -> None:
     place.best(CALLED)
     done = ended(place.popen([sys.executable, "called.py", "before"]))
-    assert seen(done) == {"batch": 8, "omp": "1", "heavy": []}
+    assert seen(done) == {"batch": 8, "omp": "1", "heavy": [], "dtypes": ["torch.bfloat16"]}
     assert done.stderr.splitlines() == [
         "autotune: best.yaml: bf16 · batch 8 · OMP 1 (study s)",
         "autotune: all 3 settings of best.yaml are in effect",
@@ -46,7 +46,8 @@ def test_apply_after_torch_is_imported_names_settings_that_come_too_late(place: 
 def test_apply_after_training_has_begun_reports_settings_without_effect(place: Place) -> None:
     place.best({"precision": {"amp": "bf16"}})
     done = ended(place.popen([sys.executable, "called.py", "late"]))
-    assert seen(done)["batch"] == 16
+    found = seen(done)
+    assert (found["batch"], found["dtypes"]) == (16, ["torch.float32"])
     assert "precision.amp=bf16: not applicable" in done.stderr
 
 

@@ -17,12 +17,15 @@ SHORT = MeasureRules(warmup_min_device_s=0.1, warmup_max_s=2.0, min_s=0.3, max_s
 
 @pytest.mark.thorough
 def test_baseline_reports_observed_knobs_and_a_changed_knob_takes_effect(tmp_path: Path) -> None:
-    command = [sys.executable, str(STEP_PROGRAM), "--device", "cpu"]
-    bench = Bench(compose([], command=command).command, LocalLauncher(), tmp_path)
-    baseline = bench.measure({}, SHORT)
-    assert baseline.rate_per_s is not None, baseline.reason
-    assert bench.observed["optimizer.implementation"] == "default"
-    changed = bench.measure({"optimizer.implementation": "fused"}, SHORT)
+    command, launcher = [sys.executable, str(STEP_PROGRAM), "--device", "cpu"], LocalLauncher()
+    bench = Bench(compose([], command=command).command, launcher, tmp_path)
+    try:
+        baseline = bench.measure({}, SHORT)
+        assert baseline.rate_per_s is not None, baseline.reason
+        assert bench.observed["optimizer.implementation"] == "default"
+        changed = bench.measure({"optimizer.implementation": "fused"}, SHORT)
+    finally:
+        launcher.close()
     assert changed.outcome in {Outcome.ok, Outcome.unsteady}
     assert changed.not_applied == {}
 

@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,10 +67,8 @@ def explained(name="resnet18"):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, utc):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
     return tmp_path
 
 

@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -56,12 +55,11 @@ def compare(name: str, width: int | None, text: str) -> None:
         assert max(map(len, said.splitlines())) <= width
 
 
+@pytest.mark.usefixtures("utc")
 @WIDTHS
 @pytest.mark.parametrize("name", SCREENS)
 def test_screens_match_the_golden_files(name, width, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
     for variable, value in {"NO_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width or "")}.items():
         monkeypatch.setenv(variable, value)
     if width is None:

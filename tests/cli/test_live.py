@@ -32,8 +32,8 @@ class Screen:
         self.view = LiveView(self.console, folder.path, clock=lambda: self.now_s)
         self.now_s += second
 
-    def footer(self) -> list[str]:
-        page = Console(file=io.StringIO(), width=self.console.width, color_system=None, theme=THEME)
+    def footer(self, width: int | None = None) -> list[str]:
+        page = Console(file=io.StringIO(), width=width or self.console.width, color_system=None, theme=THEME)
         with page.capture() as captured:  # the live console would add its own control codes
             page.print(self.view.footer())
         return captured.get().splitlines()
@@ -59,6 +59,13 @@ def test_table_header_shows_the_unit_of_the_baseline(folder):
     assert "samples/s" not in said
 
 
+def widest(screen):
+    """Returns the width of the widest line of the footer below its rule, on a page that is too wide to crop or wrap a line."""
+    rule, *lines = screen.footer(width=400)
+    assert set(rule) == {"─"}
+    return max(len(line.rstrip()) for line in lines)
+
+
 def test_footer_first_says_that_the_baseline_is_measured(screen):
     assert "measuring the baseline first" in "\n".join(screen.footer())
 
@@ -77,7 +84,7 @@ def test_footer_names_best_running_trial_outcomes_and_time_left(screen, folder):
 def test_no_line_is_wider_than_the_terminal(screen, folder):
     for trial in folder.read_trials():
         screen.view.trial_started(trial.number, trial.kind, trial.changed, trial.why)
-        assert max(map(len, screen.footer())) <= screen.console.width
+        assert widest(screen) <= screen.console.width
         screen.view.trial_ended(trial)
 
 
@@ -155,7 +162,7 @@ def test_terminal_shows_the_plan_and_the_remaining_search_time(screen):
     assert "plan: room for 24 trials" in screen.text.getvalue()
     screen.now_s += 32
     assert "3:20 to search" in "\n".join(screen.footer())
-    assert max(map(len, screen.footer())) <= screen.console.width
+    assert widest(screen) <= screen.console.width
     screen.view.time_left(Outlook(left_s=90.0))
     assert "to search" not in "\n".join(screen.footer())
 

@@ -350,7 +350,7 @@ def test_variables_that_only_sound_secret_stay_settings(make) -> None:
 def test_a_secret_in_the_command_reaches_the_program_and_no_title(make) -> None:
     composed = make(command=[sys.executable, "-c", "pass", "--api-key", "abc", "--lr={env.LR=0.1}"])
     assert composed.command.argv(composed.command.placeholders)[3:] == ["--api-key", "abc", "--lr=0.1"]
-    assert composed.title.endswith("-c pass --api-key '***' '--lr={env.LR=0.1}'") or "abc" not in composed.title
+    assert composed.title == "python -c pass --api-key '***' '--lr={env.LR=0.1}'"
 
 
 def test_search_space_can_be_given_as_a_path(make, tmp_path: Path) -> None:
@@ -415,8 +415,13 @@ def test_composing_loads_no_torch_no_mlflow_and_no_optuna() -> None:
     assert subprocess.run([sys.executable, "-W", "error", "-c", code]).returncode == 0
 
 
-def test_the_facts_of_this_host_are_used_when_none_are_given() -> None:
-    assert compose(["model=resnet18"], command=None).name == "resnet18"
+def test_the_facts_of_this_host_are_used_when_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["model=resnet18", "threads.intra=200"]
+    monkeypatch.setattr("autotune.config.compose.host_facts", lambda: {"num_cores": 256, "gpus": []})
+    assert compose(words, command=None).space.pinned["threads.intra"] == 200
+    monkeypatch.setattr("autotune.config.compose.host_facts", lambda: {"num_cores": 2, "gpus": []})
+    with pytest.raises(BadInput, match=r"threads\.intra"):
+        compose(words, command=None)
 
 
 def user_file(folder: Path, name: str, text: str) -> None:
@@ -525,6 +530,8 @@ def test_visible_gpus_of_this_machine_say_nothing_about_a_node(
     monkeypatch: pytest.MonkeyPatch, visible: str, node: dict[str, Any] | None
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    asked = ["model=resnet18", "launcher=slurm", "loader.pin_memory=true"]
-    composed = compose(asked, command=None, facts={"num_cores": 4, "gpus": []}, node=node)
-    assert not [note for note in composed.notes if "no CUDA device" in note]
+    here, pinned = {"num_cores": 4, "gpus": []}, ["model=resnet18", "loader.pin_memory=true"]
+    on_node = compose([*pinned, "launcher=slurm"], command=None, facts=here, node=node)
+    local = compose(pinned, command=None, facts=here)
+    assert not [note for note in on_node.notes if "no CUDA device" in note]
+    assert [note for note in local.notes if "no CUDA device" in note]

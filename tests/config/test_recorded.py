@@ -137,7 +137,8 @@ def test_invalid_configuration_file_is_refused(tmp_path, text):
         recorded(study, tmp_path / "config.yaml")
 
 
-def test_nothing_is_executed_from_a_recorded_configuration(tmp_path):
+def test_nothing_is_executed_from_a_recorded_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text("study: !!python/object/apply:os.mkdir [made]\n")
     with pytest.raises(BadInput):
         recorded(StudyRecord(name="s", title="", command=["python"], cwd="/"), tmp_path / "config.yaml")

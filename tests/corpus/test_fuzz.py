@@ -87,7 +87,8 @@ def _write(path):
 )
 def test_forbidden_behaviour_is_detected(place, monkeypatch, broken, cause):
     monkeypatch.setattr("autotune.cli.show.print_studies", lambda *_, **__: broken())
-    monkeypatch.setattr(places, "LIMIT_S", 0.5)
+    if cause.startswith("hang"):
+        monkeypatch.setattr(places, "LIMIT_S", 0.5)
     found = place.run(Case(words=["list"])).cause
     assert found.startswith(cause)
     assert bool(found) == bool(cause)

@@ -221,6 +221,11 @@ def test_a_title_of_several_lines_stays_a_comment(summary, format):
     summary["best"]["overrides"]["env.MINE"] = evil
     exported = render(summary, format, None)
     if format == "env":  # a quoted value may contain line breaks
+        shell = ["sh", "-c", "eval \"$1\" && env -0", "sh", exported.text]
+        shown = subprocess.run(shell, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True).stdout
+        variables = dict(line.split("=", 1) for line in shown.split("\0") if line)
+        assert variables["MINE"] == evil
+        assert "EVIL" not in variables
         return
     lines = exported.text.splitlines()
     assert not any(line.startswith(("loader: {num_workers: 99}", "export EVIL", "import os")) for line in lines)
@@ -256,7 +261,8 @@ def test_a_pin_without_effect_on_the_winner_is_left_out(changed, format):
 def test_every_knob_of_the_winner_is_exported_or_listed_as_left_out(summary, format):
     exported = render(summary, format, None)
     values = {"loader.batch_size": "batch_size", "loader.num_workers": "num_workers", "loader.pin_memory": "pin_memory"}
-    words = {**values, "compile.mode": "reduce-overhead", "precision.amp": "", "threads.omp": "OMP_NUM_THREADS=2"}
+    amp = {"hf": "bf16", "lightning": "32-true", "accelerate": "mixed_precision", "deepspeed": "torch_autocast"}[format]
+    words = {**values, "compile.mode": "reduce-overhead", "precision.amp": amp, "threads.omp": "OMP_NUM_THREADS=2"}
     for key, word in words.items():
         is_left_out = any(line.startswith(f"{key}=") for line in exported.left_out)
         assert is_left_out or word in exported.text, key

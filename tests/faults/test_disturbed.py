@@ -12,6 +12,7 @@ import pytest
 from autotune.records import Outcome
 from tests.faults import trial_studies
 from tests.faults.quick_study import QuickStudy
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -137,9 +138,8 @@ def test_study_finds_the_planted_best_with_and_without_a_busy_program(tmp_path, 
     overrides = ["measure.quiet=true", "study.budget.minutes=1.2", "measure.screening.min_s=2", "measure.screening.max_s=3"]
     study = trial_studies.start(tmp_path, "planted.py", SPACE, *overrides)
     if is_hogged:
-        while not (folders := list(tmp_path.glob("runs/*"))):
-            time.sleep(0.05)
-        hog_trial(next(f for f in folders if f.is_dir()), study.process, hogs, PLANTED, seconds=4)
+        folder = wait_until(lambda: next((path for path in tmp_path.glob("runs/*") if path.is_dir()), None), "the study")
+        hog_trial(folder, study.process, hogs, PLANTED, seconds=4)
     study.finish()
     summary = study.summary()
     records = [study.record(trial["number"]) for trial in summary["trials"]]

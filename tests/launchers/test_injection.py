@@ -9,6 +9,7 @@ import pytest
 
 from autotune.launchers import injection
 from autotune.launchers.injection import INJECT, why_shut_out, with_harness
+from tests.support.waiting import wait_until
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -28,9 +29,9 @@ def start(monkeypatch):
     def start_python(*options, **environment):
         program = subprocess.Popen([sys.executable, *options, "-c", SLEEP], env=environment)
         started.append(program)
-        while SLEEP not in psutil.Process(program.pid).cmdline():
-            pass  # `exec` has not happened yet
-        return psutil.Process(program.pid)
+        process = psutil.Process(program.pid)
+        wait_until(lambda: SLEEP in process.cmdline(), "`exec`", every_s=0.001)
+        return process
 
     yield start_python
     for program in started:

@@ -1,5 +1,6 @@
 """The local launcher: the contract of all launchers, and what it guarantees beyond that."""
 
+import ast
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.base import Launcher
 from autotune.launchers.local import LocalLauncher
 from tests.support.launcher_contract import (
@@ -22,6 +24,7 @@ from tests.support.launcher_contract import (
     wait_for,
 )
 from tests.support.stub_programs import IGNORES_SIGTERM, program
+from tests.support.waiting import wait_until
 
 TUNER = """
 import sys, time
@@ -75,10 +78,7 @@ def killed_tuner(folder: Path, body: str) -> list[int]:
 def test_program_ends_when_the_tuner_is_killed(folder):
     body = "open('pids', 'w').write(str(os.getpid())); os.rename('pids', folder + '/pids'); time.sleep(600)"
     (pid,) = killed_tuner(folder, body)
-    for _ in range(500):
-        if not marked_processes(folder.parent.parent):  # the supervisor ends the program and then itself
-            break
-        signal.sigtimedwait([], 0.02)
+    wait_until(lambda: not marked_processes(folder.parent.parent), "the end of the supervisor")  # it ends the program first
     assert not is_alive(pid)
 
 
@@ -98,19 +98,39 @@ open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); ti
 
 def test_soft_limit_of_open_files_is_raised(launcher, folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, most), hard))
     try:
         body = "import resource; result(detected={'soft': resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
         ended = wait(launcher.start(a_launch(folder, program(body))))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert ended.results[0].detected["soft"] == min(hard, 65_536) or hard == resource.RLIM_INFINITY
+    assert ended.results[0].detected["soft"] == most
 
 
-def test_sweep_never_ends_the_tuner_itself(launcher, folder, monkeypatch):
-    monkeypatch.setenv("AUTOTUNE_MARK", f"{folder.parent.parent}:7")
-    assert launcher.sweep(folder.parent.parent) == []
-    assert os.getpid() > 0
+SWEEPER = """
+import sys
+from pathlib import Path
+from autotune.launchers.local import LocalLauncher
+launcher = LocalLauncher()
+print(launcher.sweep(Path(sys.argv[1])))
+launcher.close()
+"""
+
+
+def test_sweep_never_ends_the_tuner_itself(study):
+    marked = {**os.environ, MARK_VARIABLE: f"{study}:7"}  # as if the tuner ran within a trial of the study
+    other = subprocess.Popen(["sleep", "600"], env=marked)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", SWEEPER, str(study)], env=marked, capture_output=True, text=True, timeout=60, check=False
+        )
+    finally:
+        other.kill()
+        other.wait()
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ast.literal_eval(ended.stdout)
+    assert line.startswith(f"ended process {other.pid} (")
 
 
 def test_files_of_an_earlier_pass_of_explain_are_removed(launcher, folder):

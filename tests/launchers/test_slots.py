@@ -17,7 +17,11 @@ from tests.support.stub_programs import program
 FACTS = {"hostname": "bench", "num_cores": 2}
 CORES = sorted(os.sched_getaffinity(0))
 SEEN = "result(detected={'cores': sorted(os.sched_getaffinity(0)), 'env': dict(os.environ)})"
-HELD = "open(folder + '/here', 'w').write(str(os.getpid())); time.sleep(1.5); "
+# Runs until there is a file `go` in the study's folder.
+HELD = """
+open(folder + "/here", "w").write(str(os.getpid()))
+while not os.path.exists(folder + "/../../go"): time.sleep(0.02)
+"""
 
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="this machine has a single core")
 
@@ -52,6 +56,7 @@ def test_two_trials_run_in_parallel_each_with_its_own_cores_gpu_and_tmpdir(launc
     running = start_both(launcher, study, HELD + SEEN)
     pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
     assert all(is_alive(pid) for pid in pids)
+    (study / "go").touch()
     one, other = (wait(each).results[0].detected for each in running)
     assert not set(one["cores"]) & set(other["cores"])
     assert len(one["cores"]) == len(other["cores"]) == len(CORES) // 2
@@ -80,6 +85,7 @@ def test_killed_supervisor_ends_only_the_trial_of_its_slot(launcher, study):
     assert not is_alive(pid)
     first = launcher.beside()[0].start(launch_of(study, 3, "result()"))  # its sweep must spare the other slot
     assert wait(first).cause == "result"
+    (study / "go").touch()
     assert wait(other).cause == "result"
 
 

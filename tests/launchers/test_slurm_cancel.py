@@ -187,7 +187,7 @@ def noted(folder, host, pid, job):
 
 @pytest.mark.parametrize("silence", ["exec sleep 60", 'echo "scancel: error: Unable to contact slurm controller" >&2; exit 1'])
 def test_slurm_is_not_asked_about_more_jobs_after_it_did_not_answer(scancel, tmp_path, monkeypatch, dead, silence):
-    monkeypatch.setattr(slurm_cancel, "SCANCEL_S", 0.5)
+    monkeypatch.setattr(slurm_cancel, "SCANCEL_S", 2.0)
     scancel(f'echo "$@" >>{tmp_path}/asked; {silence}')
     scancel(f"touch {tmp_path}/squeued", "squeue")
     notes = [noted(tmp_path, platform.node(), dead, job) for job in ("1a", "2b", "3c")] + [noted(tmp_path, "far", 7, "4d")]

@@ -134,13 +134,21 @@ def test_trial_can_be_stopped_while_its_supervisor_is_suspended(launcher, folder
     assert running.poll().cause == "stopped"
 
 
-def test_signals_during_the_stop_of_a_trial_are_handled_after_it(launcher, folder):
+def test_signals_during_the_stop_of_a_trial_are_handled_after_it(launcher, folder, monkeypatch):
     running, pid = started(launcher, folder, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
-    with subprocess.Popen(["sh", "-c", f"for n in 1 2 3; do sleep 0.1; kill -INT {os.getpid()}; done"]):
-        with pytest.raises(KeyboardInterrupt):
-            running.stop("interrupted by the user")
-        assert not is_alive(pid)
-        assert running.poll().cause == "stopped"
+    waits, were_alive = launcher._supervisor.wait, []
+
+    def interrupted(seconds):
+        were_alive.append(is_alive(pid))
+        signal.raise_signal(signal.SIGINT)
+        waits(seconds)
+
+    monkeypatch.setattr(launcher._supervisor, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.stop("interrupted by the user")
+    assert were_alive.count(True) > 2
+    assert not is_alive(pid)
+    assert running.poll().cause == "stopped"
 
 
 def test_parallel_trials_are_ended_independently(launcher, folder):
@@ -175,7 +183,13 @@ def test_memory_segments_of_a_worker_that_was_killed_are_removed(launcher, folde
         "import os, sys, time; open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w'); print(os.getpid()); sys.stdout.flush(); "
     )
     body = f"worker = spawn({worker + 'time.sleep(600)'!r}, stdout=subprocess.PIPE); pid = int(worker.stdout.readline())\n"
-    body += "time.sleep(1.3); worker.kill(); worker.wait(); result(detected={'pid': pid})"
+    body += f"""
+def is_noted():
+    file = os.path.join(folder, {shared_memory.LIST_FILE!r})
+    return os.path.exists(file) and f"[{{pid}}, " in open(file).read()
+while not is_noted(): time.sleep(0.02)
+worker.kill(); worker.wait(); result(detected={{"pid": pid}})
+"""
     ended = wait(launcher.start(a_launch(folder, program(body))))
     name = f"torch_{ended.results[0].detected['pid']}_4711_0"
     assert not (SHM / name).exists()

@@ -25,7 +25,7 @@ from autotune.launchers.keeper import Trial
 from autotune.launchers.user_files import Folders, UserFiles
 from autotune.launchers.writers import Processes
 from tests.support.rows import more
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
@@ -315,13 +315,19 @@ def test_file_saved_by_another_program_is_protected_from_the_trial(files, cwd):
     assert (path.read_bytes(), (cwd / "first.pt").read_bytes()) == (b"newest", b"first")
 
 
+def is_leased(path):
+    """Whether a process holds a lease on a file."""
+    inode = f":{path.stat().st_ino} "
+    return any("LEASE" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
 def test_file_saved_in_turns_by_a_trial_and_another_program_keeps_the_others_content(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(b"0000")
     files.begin([], str(cwd), place_of(cwd))
     for number in range(1, 10):
         run(cwd, f"import os; open('mine', 'wb').write(b'{number:04d}'); os.replace('mine', 'best.pt')", is_trial=False)
-        time.sleep(0.25)  # the keeper needs a moment to guard a new file, on a busy machine
+        wait_until(lambda: is_leased(path), "the keeper's guard of the new file")
         run(cwd, WRITE, path)
         assert path.read_bytes() == f"{number:04d}".encode()
     assert files.end().kept == [str(path)]
@@ -357,7 +363,7 @@ def test_checkpoint_is_protected_even_if_the_tuner_or_supervisor_is_killed(cwd, 
     assert path.read_bytes() == PRECIOUS
     watching.kill()
     watching.wait()
-    keeper.wait(5)
+    keeper.wait(PATIENCE_S)
     for pipe in (watching.stdout, program.stdout):
         pipe.close()
 

@@ -36,7 +36,14 @@ for n in range(1_000_000):
 
 
 @pytest.fixture
-def train(tmp_path):
+def launcher():
+    made = LocalLauncher(Graces())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def train(tmp_path, launcher):
     def run(body, argv=("-c",), **spec):
         folder = tmp_path / "runs" / "study" / "trials" / "0007"
         folder.parent.mkdir(parents=True)
@@ -44,7 +51,7 @@ def train(tmp_path):
         launch.spec.rules, launch.spec.device = RULES, "cpu"
         for name, value in spec.items():
             setattr(launch.spec, name, value)
-        return classify(wait(LocalLauncher(Graces()).start(launch)).facts(launch.spec))
+        return classify(wait(launcher.start(launch)).facts(launch.spec))
 
     return run
 
@@ -101,14 +108,14 @@ def test_diverging_training_is_nonfinite(train):
 
 
 @pytest.mark.thorough
-def test_segfault_of_one_rank_under_torchrun_makes_the_trial_a_crash(tmp_path):
+def test_segfault_of_one_rank_under_torchrun_makes_the_trial_a_crash(tmp_path, launcher):
     folder = tmp_path / "runs" / "study" / "trials" / "0007"
     folder.parent.mkdir(parents=True)
     (tmp_path / "ddp.py").write_text(TRAIN_TOGETHER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--max-restarts=0"]
     launch = a_launch(folder, [*torchrun, str(tmp_path / "ddp.py")])
     launch.spec.device = "cpu"
-    outcome, reason = classify(wait(LocalLauncher().start(launch)).facts(launch.spec))
+    outcome, reason = classify(wait(launcher.start(launch)).facts(launch.spec))
     assert outcome is Outcome.crash
     assert "SIGSEGV" in reason
 

@@ -18,6 +18,7 @@ import pytest
 from autotune.machine.probes import Probe, data, engines, gpus, host, interpreters
 from autotune.machine.probes.interpreter import _why_compiled_anew
 from tests.machine.fakes import MISSING, FakeNvml, NVMLError, fake_nvml, refuse
+from tests.support.launcher_contract import gone
 
 ENVIRONMENT = dict(os.environ)
 
@@ -52,19 +53,14 @@ def test_probe_that_hangs_is_ended_with_its_child_processes(tmp_path: Path) -> N
     mark = tmp_path / "child"
     child = f"import time, pathlib, os; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(600)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    begun_s = time.monotonic()
-    answer = ask(code, limit_s=1.5)
-    assert answer.problem == "no answer within 1.5 s"
-    assert time.monotonic() - begun_s < 60
-    if mark.exists() and mark.read_text():  # on a slow machine, the child may not have started
-        for _ in range(100):
-            if (
-                not Path(f"/proc/{mark.read_text()}/cmdline").exists()
-                or not Path(f"/proc/{mark.read_text()}/cmdline").read_bytes()
-            ):
-                return
-            time.sleep(0.05)
-        pytest.fail("the child process still runs")
+    for limit_s in (1.5, 6.0, 24.0):  # on a slow machine, the child may not have started within the limit
+        begun_s = time.monotonic()
+        answer = ask(code, limit_s=limit_s)
+        assert answer.problem == f"no answer within {limit_s:g} s"
+        assert time.monotonic() - begun_s < 60
+        if mark.exists() and mark.read_text():
+            break
+    assert gone(int(mark.read_text()))
 
 
 def test_interpreter_that_cannot_be_started_gives_a_reason(tmp_path: Path) -> None:

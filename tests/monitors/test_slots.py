@@ -43,7 +43,7 @@ def test_monitor_of_a_slot_counts_only_processes_that_may_run_on_its_cores(busy_
     assert other not in monitor.own(before)
     time.sleep(0.5)
     use = monitor.use(before, monitor.look(time.monotonic()), frozenset(CORES[:1]))
-    assert use.own_cores < 1.1
+    assert use.own_cores < 1.5
     assert other not in [pid for pid, _ in use.culprits]
     assert {mine, other} <= CpuMonitor().own(CpuMonitor().look(time.monotonic()))
 

@@ -147,19 +147,21 @@ def test_folder_or_interpreter_that_a_node_does_not_see_is_named(ray, make, tmp_
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     ray.add("apart", cpus=16, apart=hidden)
-    there = {name: hidden / name for name in ("cwd", "runs_dir")}
-    for name, path in there.items():
-        path.mkdir()
-        launcher = make(dataclasses.replace(place(tmp_path), **{name: str(path)}), cpus=16)
-        with pytest.raises(BadInput, match=rf"{name}: node {os.uname().nodename} does not see .*{path}"):
+    try:
+        there = {name: hidden / name for name in ("cwd", "runs_dir")}
+        for name, path in there.items():
+            path.mkdir()
+            launcher = make(dataclasses.replace(place(tmp_path), **{name: str(path)}), cpus=16)
+            with pytest.raises(BadInput, match=rf"{name}: node {os.uname().nodename} does not see .*{path}"):
+                ready(launcher)
+        python = hidden / "python"
+        python.symlink_to(sys.executable)
+        launcher = make(cpus=16, python=sys.executable)
+        monkeypatch.setattr(sys, "executable", str(python))
+        with pytest.raises(BadInput, match=rf"node {os.uname().nodename} does not see the interpreter.*{python}"):
             ready(launcher)
-    python = hidden / "python"
-    python.symlink_to(sys.executable)
-    launcher = make(cpus=16, python=sys.executable)
-    monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(BadInput, match=rf"node {os.uname().nodename} does not see the interpreter.*{python}"):
-        ready(launcher)
-    ray.remove("apart")
+    finally:
+        ray.remove("apart")
 
 
 @pytest.mark.thorough

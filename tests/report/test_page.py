@@ -177,7 +177,7 @@ def test_code_to_paste_is_given_in_every_format(whole):
     for name in ("python", "yaml", "env", "hf", "lightning", "accelerate", "deepspeed"):
         assert f"<b>{name}</b>" in whole
     assert "precision:" in whole
-    assert "torch.autocast" in whole or "autocast" in whole
+    assert "return torch.autocast(device_type, dtype=torch.bfloat16" in whole
 
 
 def test_trials_that_ran_out_of_memory_are_named_with_their_batch_size(complete, whole):

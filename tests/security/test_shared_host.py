@@ -25,6 +25,7 @@ from autotune.trackers import store
 from tests.cli.conftest import Cli
 from tests.faults.quick_study import QuickStudy
 from tests.support.studies import make_study
+from tests.support.waiting import wait_until
 
 NOBODY = 65534
 SECRET = "hf_abcdefghijklmnop0001"
@@ -188,6 +189,8 @@ def test_processes_of_other_users_do_not_belong_to_a_study():
     environment = {**os.environ, MARK_VARIABLE: "/runs/s:0001"}
     own, other = (subprocess.Popen(["sleep", "60"], env=environment, cwd="/", user=user) for user in (None, NOBODY))
     try:
+        for process in (own, other):  # until then, the kernel may not show the environment
+            wait_until(Path(f"/proc/{process.pid}/environ").read_bytes, "the environment of the process")
         assert [process.pid for process in members(lambda mark: mark == "/runs/s:0001")] == [own.pid]
     finally:
         for process in (own, other):

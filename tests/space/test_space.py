@@ -154,7 +154,9 @@ def test_seeds_snap_to_the_users_domains() -> None:
     space = cpu_space(
         domains={"loader.num_workers": Choice((4, 6)), "optimizer.implementation": Choice(("default", "foreach"))}
     )
-    for _, knobs in space.seeds(CPU):
+    seeds = space.seeds(CPU)
+    assert any(knobs["loader.num_workers"] for _, knobs in seeds)
+    for _, knobs in seeds:
         assert knobs["loader.num_workers"] in (0, 4, 6)
         assert knobs["optimizer.implementation"] == "default"
 

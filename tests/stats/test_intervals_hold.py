@@ -98,6 +98,7 @@ def test_windows_of_independent_steps_are_short():
 def test_too_few_slow_steps_give_no_interval_with_that_reason():
     found = coverage(lambda rng: lognormal(rng.normal(size=40), 0.05), true_s=1.0, trials=20)
     assert found.given_frac == 0
+    assert found.refusals
     assert all(reason.endswith("blocks of steps, 32 are needed") for reason in found.refusals)
 
 

@@ -119,15 +119,12 @@ def test_trials_of_one_round_are_measured_next_to_each_other_with_the_winner(pla
         assert len(keys) == 1 or frozenset(ALL.items()) in keys
 
 
-def test_study_ends_in_time_and_a_trial_budget_counts_only_search_trials(bench):
+def test_study_with_an_attribution_ends_in_time(bench):
     gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
     study = bench(Surface(gains=gains, start_s=4.0, window_s=5.0), "compile.mode=off", minutes=8)
     summary = study.run()
-    assert summary["seconds"]["total"] <= 8 * 60 * 1.1
+    assert summary["seconds"]["total"] <= 8 * 60
     assert {"precision.amp", "layout.channels_last"} <= {e["knob"] for e in summary["attribution"] if e["verdict"] == "faster"}
-    limited = bench(Surface(gains={("precision.amp", "bf16"): 1.5}), "study.budget.trials=6", "study.name=t")
-    trials = limited.run()["trials"]
-    assert sum(trial["kind"] == Kind.search for trial in trials) == 6
 
 
 def test_with_little_time_each_change_is_reverted_once_and_its_effect_estimated(planted):

@@ -71,7 +71,9 @@ def test_a_study_whose_baseline_fits_ends_within_its_budget(bench, seed, sampler
 @pytest.mark.parametrize(("minutes", "start_s"), [(1, 1.5), (2, 4), (3, 8), (8, 25), (8, 40)])
 def test_finals_reach_a_confidence_interval_in_time(bench, minutes, start_s):
     it = bench(with_gains(Surface(start_s=start_s, window_s=6.0, leave_s=0.5)), RATES, minutes=minutes)
+    begun_s = it.clock.now_s
     found = it.run()["speedup"]
+    assert it.clock.now_s - begun_s <= 60 * minutes
     assert found["ci"] is not None
     assert found["verdict"] == "faster" or minutes == 1
 

@@ -65,8 +65,11 @@ def test_trial_after_a_failure_tests_one_suspected_change_and_says_so(channels_l
     assert after.why.startswith("does ")
     assert f"fail? trial {first.number} failed with it and {len(first.changed) - 1} other changes" in after.why
     assert len(after.changed) == 1
-    known = lost(study)[-1].number
-    assert not [trial for trial in searched(study)[known:] if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
+    alone = next(trial for trial in searched(study) if trial.changed == dict([LAYOUT]))
+    assert alone in lost(study)
+    later = searched(study)[searched(study).index(alone) + 1 :]
+    assert len(later) > 3
+    assert not [trial for trial in later if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
 
 
 @pytest.mark.thorough

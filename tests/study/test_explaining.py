@@ -181,8 +181,9 @@ def test_pass_with_much_slower_steps_than_the_trial_gives_no_findings(bench, tin
     def slow(which, knobs):
         return [made.lines(WASTE, seconds=50 * 100.0)] if which == "lines" else documents(which, knobs)
 
-    summary = bench(Surface(documents=slow), AUTO, *tiny, minutes=20).run()
-    for entry in summary["explanation"]["explained"]:
+    explained = bench(Surface(documents=slow), AUTO, *tiny, minutes=20).run()["explanation"]["explained"]
+    assert explained
+    for entry in explained:
         assert not [finding for finding in entry["findings"] if finding["cause"] == "Python in the step"]
         assert any("times as long as in the trial" in note for note in entry["notes"])
 

@@ -166,9 +166,12 @@ def test_finals_end_if_a_finalist_fails_when_no_time_is_left(bench):
     """Without time for another pair, no other finalist can be chosen. The finals used to loop endlessly."""
     failures = lambda number, knobs: Failure(signal="SIGSEGV") if number >= 6 and knobs.get("precision.amp") == "bf16" else None  # noqa: E731
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, start_s=12.0, failures=failures)
+    failed = []
     for minutes in (2.0, 2.5, 3.0, 3.5):
-        summary = bench(surface, "precision.amp=choice('off','bf16')", "search_space=none", minutes=minutes, seed=1).run()
-        assert summary["status"] == "complete"
+        study = bench(surface, "precision.amp=choice('off','bf16')", "search_space=none", minutes=minutes, seed=1)
+        assert study.run()["status"] == "complete"
+        failed += [one for one in study.trials if one.kind is Kind.final and one.outcome is Outcome.crash]
+    assert failed
 
 
 @pytest.mark.thorough
@@ -225,6 +228,7 @@ def test_every_final_is_a_fresh_measurement_of_an_earlier_trial(bench):
     study = bench(Surface(gains=CLOSE), "study.budget.trials=5")
     study.run()
     trials = study.trials
+    assert len(finals_of(study)) > 2
     for record in finals_of(study):
         assert record.changed == trials[record.repeats].changed
         assert record.origin == ""
@@ -246,6 +250,7 @@ def test_finalist_that_fails_when_measured_again_is_replaced(bench):
         Surface(gains=CLOSE, failures=failures, start_s=2.0, window_s=3.0), "study.budget.trials=14", *EAGER, minutes=12
     )
     summary = study.run()
+    assert [one.outcome for one in finals_of(study) if one.changed.get("threads.intra") == 4][:1] == [Outcome.crash]
     assert summary["best"]["knobs"]["threads.intra"] != 4
     assert summary["speedup"]["verdict"] == "faster"
 

@@ -118,6 +118,8 @@ def test_failed_parity_run_leaves_the_winner_unchecked_and_says_so(bench, space)
 @pytest.mark.thorough
 def test_configured_tolerance_decides_which_losses_pass(bench, space):
     losses = falls_unless("precision.amp", "bf16", then=0.98)
+    usual = bench(Surface(gains=GAINS, losses=losses), *space, minutes=20).run()
+    assert "precision.amp" not in usual["best"]["overrides"]
     strict = bench(Surface(gains=GAINS, losses=losses), *space, "parity.tolerance=1.0", minutes=20).run()
     assert strict["best"]["overrides"]["precision.amp"] == "bf16"
 

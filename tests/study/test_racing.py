@@ -44,6 +44,7 @@ def test_best_of_a_lower_tier_is_not_ended_by_racing(bench):
     tiers = study.run()["best_by_tier"]
     by_number = {trial.number: trial for trial in study.trials}
     exact = by_number[tiers["exact"]["trial"]]
+    assert exact.kind is Kind.search
     assert exact.outcome is Outcome.ok
     limit = limits(study)[exact.number]
     assert limit is None or limit < exact.value

@@ -27,7 +27,9 @@ def trial(waiting=0.0, **changed):
 
 def test_each_proposal_changes_one_knob(space):
     best = trial()
-    for key, knobs in SingleChanges(space, KEYS, None).of(best):
+    proposed = list(SingleChanges(space, KEYS, None).of(best))
+    assert {key for key, _ in proposed} == set(KEYS)
+    for key, knobs in proposed:
         assert {other for other in knobs if knobs[other] != best.knobs[other]} == {key}
 
 

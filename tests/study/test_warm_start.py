@@ -70,8 +70,9 @@ def test_best_configurations_of_an_earlier_study_are_measured_first(bench):
 )
 def test_nothing_is_reused_for_another_program_or_machine_or_if_switched_off(bench, other):
     bench(Surface(gains=FAST), "study.budget.trials=3").run()
-    more = other.pop("overrides", [])
-    study = bench(other.pop("surface", Surface(gains=FAST)), AUTO, "study.budget.trials=2", *more, **other)
+    told = {"surface": Surface(gains=FAST), "overrides": [], **other}
+    surface, more = told.pop("surface"), told.pop("overrides")
+    study = bench(surface, AUTO, "study.budget.trials=2", *more, **told)
     assert study.run()["warm_start"] == {}
     assert not taken(study)
 

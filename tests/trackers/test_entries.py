@@ -91,7 +91,9 @@ def test_tags_of_a_run_say_where_it_ran():
 def test_credentials_in_addresses_are_masked(folder):
     study = folder.read_study()
     study.command = ["python", "train.py", "--data", "https://me:secret@host/data"]
-    assert "secret" not in str(entries.trial_tags(trial(), study, "n"))
+    for tags in (entries.trial_tags(trial(), study, "n"), entries.study_tags(study, folder.read_summary())):
+        assert "@host/data" in tags["mlflow.source.name"]
+        assert "secret" not in str(tags)
 
 
 def test_note_names_baseline_best_and_the_change(folder):
@@ -155,12 +157,14 @@ def test_only_a_trial_whose_rate_counts_has_status_finished(outcome, status):
     assert entries.trial_status(trial(outcome=Outcome(outcome), value=9.0)) == status
 
 
-def test_every_outcome_has_a_different_color():
+def test_every_kind_of_outcome_has_a_different_color():
+    """A rate that counts, the three kinds of rates that do not, and a failure."""
     study = StudyRecord(name="s", title="t", command=[], cwd="/")
-    kinds = ("ok", "raced", "unsteady", "infeasible", "device_oom")
-    colors = {entries.trial_tags(trial(outcome=Outcome(kind)), study, "n")["mlflow.runColor"] for kind in kinds}
-    assert len(colors) == len(kinds)
-    assert entries.study_tags(study, {})["mlflow.runColor"] not in colors
+    colors = {kind: entries.trial_tags(trial(outcome=kind), study, "n")["mlflow.runColor"] for kind in Outcome}
+    failed = {color for kind, color in colors.items() if not kind.has_value}
+    assert len(failed) == 1
+    assert len(set(colors.values())) == 1 + sum(kind.has_value for kind in Outcome)
+    assert entries.study_tags(study, {})["mlflow.runColor"] not in colors.values()
 
 
 def test_multi_process_knobs_are_params_only_with_several_processes():

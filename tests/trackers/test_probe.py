@@ -6,6 +6,7 @@ import pytest
 
 from autotune.trackers import probe
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 from tests.trackers.servers import Listener
 
 
@@ -23,6 +24,7 @@ def test_hanging_server_is_reported_in_time_and_never_sees_credentials():
     server = Server()
     try:
         assert probe.problem_of(server.uri.replace("//", "//me:secret@"), 0.3) == "no answer within 0.3 s"
+        wait_until(lambda: heard, "the request")
     finally:
         server.close()
     assert heard[0].startswith("GET /health HTTP/1.1")

@@ -32,4 +32,4 @@ for x, y in batches:
     optimizer.step()
     autotune.trial_step()
 heavy = [name for name in ("optuna", "mlflow", "hydra", "omegaconf", "scipy") if name in sys.modules]
-print(json.dumps({"batch": len(x), "omp": os.environ.get("OMP_NUM_THREADS"), "heavy": heavy}))
+print(json.dumps({"batch": len(x), "omp": os.environ.get("OMP_NUM_THREADS"), "heavy": heavy, "dtypes": sorted(dtypes)}))

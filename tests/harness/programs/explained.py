@@ -71,6 +71,7 @@ def main():
         return DataLoader(Pictures(), batch_size=512 if "wide" in WORDS else 8, num_workers=2 if "workers" in WORDS else 0)
 
     loader = make()
+    begun_s = time.perf_counter()
     epochs = (make() if "remade" in WORDS else loader for _ in range(1000))
     batches = (batch for epoch in epochs for batch in epoch) if "epochs" in WORDS else loader
     for number, batch in enumerate(batches):
@@ -85,7 +86,10 @@ def main():
         if "burn" in WORDS or ("rank1" in WORDS and torch.distributed.get_rank() == 1):
             burn()
         if "evaluate" in WORDS and number % 4 == 3:
+            trained_s = time.perf_counter()
             evaluate(model)
+            print("seconds", trained_s - begun_s, time.perf_counter() - trained_s, flush=True)
+            begun_s = time.perf_counter()
         if "crash" in WORDS and number == 150:
             raise ValueError("in the middle of a pass")
         if "segfault" in WORDS and number == 150:

@@ -259,10 +259,13 @@ def test_batch_as_large_as_one_that_ran_out_of_memory_is_never_proposed():
     add(
         study, with_(batch=64, workers=8, amp="bf16"), score=1.0, rate=None, peak_memory_bytes=None, constraints={"memory": 0.1}
     )
+    precisions = set()
     for _ in range(40):
         trial, params = asked(study)
+        precisions.add(params[AMP])
         assert params[AMP] == "off" or params[BATCH] < 64
         tell(study, trial, params)
+    assert "bf16" in precisions
 
 
 def test_batch_that_left_too_little_memory_free_is_not_proposed_again():
@@ -270,10 +273,13 @@ def test_batch_that_left_too_little_memory_free_is_not_proposed_again():
     study = new_study(SOME[:2], machine=Machine(num_cores=16, memory_bytes=3e6 * 100))
     peak = {"peak_memory_bytes": 3e6 * 110, "violated": ["constraints.memory_free_frac"]}
     add(study, with_(batch=64, amp="bf16"), constraints={"limits": 0.1}, **peak)
+    precisions = set()
     for _ in range(12):
         trial, params = asked(study)
+        precisions.add(params[AMP])
         assert params[AMP] == "off" or params[BATCH] < 64
         tell(study, trial, params)
+    assert "bf16" in precisions
 
 
 @pytest.mark.parametrize("metric", ["step_p95_s", "gpu.power_w"])
