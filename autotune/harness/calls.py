@@ -54,6 +54,7 @@ class Calls:
         self._least_trained = math.inf  # fewest samples of a call that a backward pass has reached
         self._is_fed_back = False  # whether an input was ever computed from what an earlier call returned
         self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; whether it has missed others
+        self._was_missed = False  # whether there was a step in which calls were watched and none was reached
         self._num_steps = 0
         self._watched: List[Call] = []  # calls since the last step, in the first steps
         self._last: Optional[Call] = None  # the last watched call that brought new samples, since the last step
@@ -114,18 +115,38 @@ class Calls:
         if self._num_steps < WATCHED_STEPS:
             self._num_steps += 1
             self._is_mixed = self._is_mixed or (self._is_reached and not all(call.is_reached for call in self._watched))
+            self._was_missed = self._was_missed or bool(self._watched)
             self._watched = []
+
+    @property
+    def least_trained(self) -> float:
+        """Fewest samples of a call that a backward pass has reached; infinite if it has reached none."""
+        return self._least_trained
+
+    def only_act(self, least_trained: float) -> bool:
+        """Whether no backward pass has reached these calls, although they were watched, and all of them are small.
+
+        A policy may act through its own call, and learn through `forward()` or its layers, which are roots of their own.
+
+        Args:
+            least_trained: fewest samples of a call of any root that a backward pass has reached.
+        """
+        is_missed = not self._is_reached and (self._was_missed or bool(self._watched))
+        return is_missed and self._largest < least_trained
 
 
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
+    Roots that only act do not count (`Calls.only_act`).
+
     Samples that were set aside count only if no samples came after them. This happens if two optimizers step in each iteration
     and the one whose steps are not counted goes first.
     """
+    least = min((calls.least_trained for calls in all_calls), default=math.inf)
     for name in ("samples", "set_aside"):
         for number, calls in enumerate(all_calls):
-            if getattr(calls, name):
+            if getattr(calls, name) and not calls.only_act(least):
                 return number, getattr(calls, name)
     return None, 0.0
 

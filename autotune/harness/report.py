@@ -178,7 +178,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         kind = training.given_kinds[0]
         name = f"{kind.__module__}.{kind.__qualname__}"
         loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_samples}
-        loader.update(training.settings)
+        loader.update(context.handlers.loader.observe())
     num_fed = training.num_steps_fed if training is not None else 0
     num_batches = training.total_batches if training is not None else 0.0
     first = watch.reported[0].observed if watch.roots else {}

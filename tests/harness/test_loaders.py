@@ -312,6 +312,12 @@ def test_sampler_with_precomputed_batches_overrides_the_batch_size(trial: Trial)
     assert (report.status, report.observed) == (OVERRIDDEN, 12)
 
 
+def test_batch_size_is_not_applicable_to_a_sampler_that_counts_tokens(trial: Trial) -> None:
+    baseline = trial("loaders.py", "own_sampler", "tokens=4", mode="inspect").result()
+    assert "has batch_size=48, but the largest of its batches has 12 samples" in baseline.applicability["loader.batch_size"]
+    assert "loader.batch_size" not in {**baseline.observed, **baseline.detected["loader"]}
+
+
 @pytest.mark.parametrize(("words", "samples"), [((), 6), (("single=1",), 1)])
 def test_samples_that_the_program_batches_itself_are_counted(trial: Trial, words: tuple[str, ...], samples: int) -> None:
     found = trial("loaders.py", "unbatched", *words).result()

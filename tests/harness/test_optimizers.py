@@ -38,7 +38,7 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65 steps pass before those of a new optimizer count
 
 
-CALLS = ["acting", "acting critic", "tested", "tested closure", "solver", "solver gathered", "chunks"]
+CALLS = ["acting", "acting critic", "acting direct", "tested", "tested closure", "solver", "solver gathered", "chunks"]
 
 
 @pytest.mark.parametrize("words", CALLS)

@@ -17,6 +17,7 @@ from . import affinity, transfer
 from .base import KnobHandler
 
 PREFIX = "loader."
+BATCH_SIZE = PREFIX + "batch_size"
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
 ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "multiprocessing_context", "in_order")
 OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if each worker would yield the whole stream
@@ -41,6 +42,11 @@ WHOLE = (
     "{{loader.batch_size={0}}} in the command as its value"
 )
 TOO_FEW = "an epoch has only {} samples"
+OTHER_UNIT = (
+    "the loader's own batch sampler ({}) has batch_size={}, but the largest of its batches has {} samples: the sampler may count "
+    "something else, such as tokens. If an argument of the program sets its batch_size, write {{loader.batch_size={}}} in the "
+    "command as its value"
+)
 COMPANION = (
     "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
     "both, write {{loader.batch_size=32}} in the command as its value"
@@ -141,7 +147,9 @@ class LoaderKnobs(KnobHandler):
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> value of the training loader; {} without one."""
         training = self._context.loaders.training
-        return {} if training is None else training.settings
+        if training is None:
+            return {}
+        return {key: value for key, value in training.settings.items() if key != BATCH_SIZE or _yields(training, value)}
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
@@ -279,6 +287,9 @@ def applicability(loader: Any) -> Dict[str, str]:
         reasons["loader.batch_size"] = FIRST_ONLY if loader.takes_only_first else UNPACKED
     elif loader.companion:
         reasons["loader.batch_size"] = COMPANION.format(loader.companion)
+    elif not _yields(loader, loader.batch_size):
+        size, seen = loader.batch_size, int(loader.largest_batch)
+        reasons[BATCH_SIZE] = OTHER_UNIT.format(loader.given_kinds[2].__name__, size, seen, size)
     elif loader.num_drawn is not None:
         doublings = [loader.batch_size * 2**n for n in range(1, 11)]
         reasons.update({f"loader.batch_size={n}": TOO_FEW.format(loader.num_drawn) for n in doublings if n > loader.num_drawn})

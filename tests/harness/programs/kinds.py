@@ -358,8 +358,11 @@ def whole_batches():
 
 
 def acting():
-    """Reinforcement learning in which the policy acts with gradients enabled. With `critic`, a critic learns as well."""
-    policy, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    """Reinforcement learning in which the policy acts with gradients enabled. With `critic`, a critic learns as well.
+
+    With `direct`, the policy learns from a call of its method `forward`.
+    """
+    policy, critic = nn.Sequential(nn.Linear(4, 2)), nn.Linear(6, 1)
     optimizer, critics = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (policy, critic))
     for number in itertools.count():
         for _ in range(3):
@@ -371,7 +374,7 @@ def acting():
             critics.step()
         if "critic" not in FLAGS or number % 2:
             optimizer.zero_grad()
-            chosen = policy(x)
+            chosen = policy.forward(x) if "direct" in FLAGS else policy(x)
             (critic(torch.cat([x, chosen], 1)) if "critic" in FLAGS else chosen).mean().backward()
             optimizer.step()
 

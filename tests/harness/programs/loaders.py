@@ -76,6 +76,7 @@ def main():
         )
     elif KIND in ("sampler", "own_sampler"):
         sampler = BatchSampler(SequentialSampler(data), 12, False) if KIND == "sampler" else Fixed(12)
+        sampler.batch_size *= int(OPTIONS.get("tokens", "1"))  # it counts tokens, of which a sample has so many
         loader = build(data, batch_sampler=sampler)
     elif KIND == "numpy":
         loader = build(data, batch_size=12, num_workers=numpy.int64(1))
