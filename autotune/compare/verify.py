@@ -11,6 +11,7 @@ from autotune import stats
 from autotune.compare.decision import Decision, by_round, judge, pairs_of, was_first
 from autotune.compare.interleaving import Interleaving
 from autotune.config.claim import Claim, Verify
+from autotune.config.overrides import GLOBAL_BATCH
 from autotune.harness.protocol import MeasureRules
 from autotune.knobs.step import ACCUMULATION
 from autotune.plain_text import one_line
@@ -25,7 +26,6 @@ MIN_ROUNDS = 2  # a single round has no spread
 MAX_LOST_ROUNDS = 2  # verification gives up after this many rounds in which a configuration failed
 KEPT_FRAC = 0.5  # a claim holds only if at least this share of its gain is shown again, on the log scale
 PROGRAM_PARTS = ("machine.", "program.torch", "program.device_name", "program.executable")
-GLOBAL_BATCH = "train.global_batch"
 NOTHING = "so there is nothing to compare"
 NO_EFFECT = "has no effect with the program's other settings"
 

@@ -17,6 +17,7 @@ from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import failed_again, is_barred, leader, or_baseline
 from autotune.compare.trend import trend
 from autotune.compare.verify import verification
+from autotune.config.overrides import GLOBAL_BATCH
 from autotune.explain.explanation import with_best
 from autotune.harness.protocol import APPLIED
 from autotune.knobs.loader import MULTIPROCESSING_CONTEXT
@@ -30,7 +31,6 @@ from autotune.trials.objective import means
 from autotune.trials.session import configuration_key
 from autotune.wording import cycles_text
 
-GLOBAL_BATCH = "train.global_batch"
 OVERSTATED = "the ratio is from the search, which overstates it"
 UNPAIRED = "the ratio is from measurements that were not made in pairs"
 CONTRADICTORY = "repeated measurements of one configuration contradict each other, and none of them has an interval"
