@@ -58,7 +58,7 @@ def observe(module: Any) -> Dict[str, Any]:
     device = device_of(module)
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
-        found[AMP] = _short(torch.get_autocast_dtype(device))
+        found[AMP] = _own_format(torch.get_autocast_dtype(device))
     found["policy"] = _policy(module)
     if found["policy"] and found[AMP] == "off":
         found[AMP] = found["policy"]
@@ -236,7 +236,7 @@ class ModuleKnobs(KnobHandler):
         """Notes that the program enters its own autocast inside a root's call."""
         for root in self._context.modules.roots:
             if root.observed[AMP] == "off" and context.device == device_of(root.module):
-                root.observed[AMP] = _short(context.fast_dtype)
+                root.observed[AMP] = _own_format(context.fast_dtype)
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value for its first root."""
@@ -339,7 +339,7 @@ def _in_layout(args: Any, kwargs: Any) -> Any:
 
 def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if torch.is_autocast_enabled(device):
-        own = _short(torch.get_autocast_dtype(device))
+        own = _own_format(torch.get_autocast_dtype(device))
         return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
     if policy := _policy(module):
         return NOT_APPLICABLE, BY_POLICY.format(policy), policy
@@ -466,6 +466,11 @@ def device_of(module: Any) -> str:
 def _short(dtype: Any) -> str:
     name = str(dtype).replace("torch.", "")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
+
+
+def _own_format(dtype: Any) -> str:
+    """Returns the value of AMP for autocast in a format; "off" for one of 32 bits, in which autocast changes nothing."""
+    return _short(dtype) if dtype in FORMATS.values() else "off"
 
 
 def _convolution_weights(module: Any) -> List[Any]:
