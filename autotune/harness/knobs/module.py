@@ -173,11 +173,9 @@ class ModuleKnobs(KnobHandler):
                 args, kwargs = _in_layout(args, kwargs)
             context = torch.autocast(device, dtype=dtype)
             context.is_autotunes_own = True  # type: ignore[attr-defined]
-            is_inside = torch.is_autocast_enabled(device)
             with context:
                 out = call(self, *args, **kwargs)
-            if not is_inside:  # inside another context, even a disabled one, torch would keep old casts of the weights
-                torch.clear_autocast_cache()
+            torch.clear_autocast_cache()  # inside another context, even a disabled one, torch would keep old casts of weights
             return _to_float32(out)
 
         return around
