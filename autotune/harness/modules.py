@@ -254,7 +254,7 @@ class ModuleWatch:
             self._knobs.on_module(module, root.observed)
         self._parallel.called()
         root.around = self._knobs.around_calls(module)
-        if root.observed[module_knobs.AMP] == "off" and self._knobs.is_in_float16:
+        if self._knobs.must_scale(root.observed):
             self._context.gradients.scale(module, module_knobs.device_of(module))
         if not self._intercept(root):
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"

@@ -71,6 +71,15 @@ def test_a_trials_precision_takes_the_place_of_the_programs_own(trial: Trial, pl
     assert {line for line in run.stdout.splitlines() if line.startswith("torch.")} == {computed}
 
 
+@pytest.mark.parametrize(("asked", "computed"), [("off", "torch.float32"), ("fp16", "torch.float16")])
+def test_a_trials_precision_also_covers_frozen_modules_that_the_program_covers(
+    trial: Trial, asked: str, computed: str
+) -> None:
+    run = trial("own_autocast.py", "outer", "teacher", knobs={"precision.amp": asked})
+    assert run.result().knobs["precision.amp"].status == APPLIED
+    assert {line for line in run.stdout.splitlines() if line.startswith("teacher")} == {f"teacher: {computed}"}
+
+
 @pytest.mark.parametrize("place", ["inner", "outer"])
 def test_the_programs_own_precision_returns_if_the_trials_cannot_be_kept(trial: Trial, place: str) -> None:
     run = trial("own_autocast.py", place, "changes", knobs={"precision.amp": "fp16"})

@@ -136,6 +136,17 @@ def test_autocast_is_not_applicable_to_a_model_in_float64(asked: str) -> None:
     assert knobs.applicability()["precision.amp"] == IN_FP64
 
 
+def test_autocast_in_float32_counts_as_none() -> None:
+    before = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+    torch.set_autocast_dtype("cpu", torch.float32)  # on a GPU, programs enter autocast in this format to turn it off
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        assert observe(torch.nn.Linear(2, 2))["precision.amp"] == "off"
+    finally:
+        torch.set_autocast_dtype("cpu", before[0])
+        torch.set_autocast_enabled("cpu", before[1])
+
+
 def test_weights_that_change_inside_another_autocast_are_cast_again() -> None:
     net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     around = ModuleKnobs(context({"precision.amp": "bf16"}, device="cpu")).around_calls(net)

@@ -33,6 +33,7 @@ KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
 # What `observe` says of a wrapped module rather than of its wrapper: after the wrapping, it also shows what the trial has set.
 OF_WRAPPED = (COMPILE, FLOAT8, "is_float8", "has_linear")
 OWN_STATE = "autotune_own_state"  # attribute of an autocast: its (_enabled, fast_dtype) before the harness changed them
+FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
@@ -57,7 +58,7 @@ def observe(module: Any) -> Dict[str, Any]:
     device = device_of(module)
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
-        found[AMP] = _short(torch.get_autocast_dtype(device))
+        found[AMP] = _own_format(torch.get_autocast_dtype(device))
     found["policy"] = _policy(module)
     if found["policy"] and found[AMP] == "off":
         found[AMP] = found["policy"]
@@ -165,27 +166,25 @@ class ModuleKnobs(KnobHandler):
                 mode = None
         if mode in (None, "off"):
             return _with_layout if is_channels_last else None
-        dtype = torch.bfloat16 if mode == "bf16" else torch.float16
+        dtype = FORMATS[mode]
 
         def around(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
             if is_channels_last:
                 args, kwargs = _in_layout(args, kwargs)
             context = torch.autocast(device, dtype=dtype)
             context.is_autotunes_own = True  # type: ignore[attr-defined]
-            is_inside = torch.is_autocast_enabled(device)
             with context:
                 out = call(self, *args, **kwargs)
-            if not is_inside:  # inside another context, even a disabled one, torch would keep old casts of the weights
-                torch.clear_autocast_cache()
+            torch.clear_autocast_cache()  # inside another context, even a disabled one, torch would keep old casts of weights
             return _to_float32(out)
 
         return around
 
-    @property
-    def is_in_float16(self) -> bool:
-        """Whether roots run in float16 because of the knob, so that losses must be scaled."""
+    def must_scale(self, observed: Dict[str, Any]) -> bool:
+        """Whether losses must be scaled, because a root runs in float16 due to the knob; `observed` is from `observe`."""
         report = self._reports.get(AMP)
-        return self._knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
+        is_by_knob = self._has_replaced or observed[AMP] == "off"
+        return is_by_knob and self._knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
 
     @property
     def has_graphs(self) -> bool:
@@ -206,7 +205,7 @@ class ModuleKnobs(KnobHandler):
 
     @property
     def replaces_autocast(self) -> bool:
-        """Whether the trial sets the precision, so that autocast in another format does nothing where the program enters it."""
+        """Whether the trial sets the precision, so that its format replaces that of autocast where the program enters it."""
         return AMP in self._knobs
 
     @property
@@ -215,12 +214,17 @@ class ModuleKnobs(KnobHandler):
         return self.replaces_autocast or self._has_replaced
 
     def replace_autocast(self, context: Any) -> None:
-        """Makes an autocast that the program is about to enter change nothing, unless its format is the trial's."""
+        """Gives an autocast that the program is about to enter the trial's format; with "off", it changes nothing.
+
+        What it covers besides the modules that train, such as a frozen teacher, is thus computed in that format, too.
+        """
         is_enabled, dtype = vars(context).setdefault(OWN_STATE, (context._enabled, context.fast_dtype))
-        if is_enabled and _short(dtype) != self._knobs[AMP]:
-            self._has_replaced = True
-            context._enabled = torch.is_autocast_enabled(context.device)
-            context.fast_dtype = torch.get_autocast_dtype(context.device)
+        asked = self._knobs[AMP]
+        if not is_enabled or _short(dtype) == asked:
+            return
+        self._has_replaced = True
+        context._enabled = asked != "off" or torch.is_autocast_enabled(context.device)
+        context.fast_dtype = FORMATS.get(asked) or torch.get_autocast_dtype(context.device)
 
     def restore_autocast(self, context: Any) -> None:
         """Undoes `replace_autocast`, because the trial no longer sets the precision."""
@@ -230,7 +234,7 @@ class ModuleKnobs(KnobHandler):
         """Notes that the program enters its own autocast inside a root's call."""
         for root in self._context.modules.roots:
             if root.observed[AMP] == "off" and context.device == device_of(root.module):
-                root.observed[AMP] = _short(context.fast_dtype)
+                root.observed[AMP] = _own_format(context.fast_dtype)
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value for its first root."""
@@ -333,7 +337,7 @@ def _in_layout(args: Any, kwargs: Any) -> Any:
 
 def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if torch.is_autocast_enabled(device):
-        own = _short(torch.get_autocast_dtype(device))
+        own = _own_format(torch.get_autocast_dtype(device))
         return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
     if policy := _policy(module):
         return NOT_APPLICABLE, BY_POLICY.format(policy), policy
@@ -460,6 +464,11 @@ def device_of(module: Any) -> str:
 def _short(dtype: Any) -> str:
     name = str(dtype).replace("torch.", "")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(name, name)
+
+
+def _own_format(dtype: Any) -> str:
+    """Returns the value of AMP for autocast in a format; "off" for one of 32 bits, in which autocast changes nothing."""
+    return _short(dtype) if dtype in FORMATS.values() else "off"
 
 
 def _convolution_weights(module: Any) -> List[Any]:

@@ -1,4 +1,7 @@
-"""Enters autocast around its module or, as Accelerate does, inside forward; prints the format of each product."""
+"""Enters autocast around its module or, as Accelerate does, inside forward; prints the format of each product.
+
+With `teacher`, it also calls a module that does not train, and prints the format of its products.
+"""
 
 import sys
 
@@ -20,10 +23,12 @@ class Net(nn.Module):
         return products
 
 
-model = Net()
+model, teacher = Net(), nn.Linear(4, 2).requires_grad_(False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:
     with own if "outer" in sys.argv else none:
+        if "teacher" in sys.argv:
+            print("teacher:", teacher(torch.ones(3, 4)).dtype)
         outputs = model(torch.ones(3, 4))
     outputs.float().sum().backward()
     if "changes" in sys.argv:
