@@ -25,6 +25,9 @@ FAULT_OF_A_KERNEL = re.compile(
     r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable"
     r"|operation not supported on global/shared address space)"
 )
+# Torch's handler of SIGCHLD raises this wherever the program is: if it waits for the GPU, mostly in a call by the harness.
+WORKER_ENDED = re.compile(r"DataLoader worker \(pid")
+NOTICED = ((FAULT_OF_A_KERNEL, "an earlier kernel of the program failed"), (WORKER_ENDED, "a worker of a loader ended"))
 
 
 class Ending:
@@ -89,16 +92,17 @@ class Ending:
                 context.modules.is_looking = False
                 context.modules.uninstall()
             return
-        is_kernel_fault = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
+        message = _message(sys.exc_info()[1])
+        noticed = next((what for fault, what in NOTICED if fault.search(message)), "")
         with contextlib.suppress(Exception):  # the disk is full, or the program has closed its standard error
-            said = "an earlier kernel of the program failed, which was noticed" if is_kernel_fault else "the harness failed"
+            said = f"{noticed}, which was noticed" if noticed else "the harness failed"
             sys.stderr.write(f"autotune: {said} while {doing}\n{traceback.format_exc()}")
         if context.is_over:
             return
         context.is_over = True
         self._note(*sys.exc_info())
         assert self.error is not None
-        if not is_kernel_fault:
+        if not noticed:
             what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
             self.error["message"] = f"autotune's harness failed while {what}: {self.error['message']}"
         try:
