@@ -96,6 +96,7 @@ class Kept:
         self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes it has removed
         self._left: Set[str] = set()  # files not in `_paths` that the program believes it has removed
+        self._with_checkpoints: Dict[str, bool] = {}  # folder -> whether it held a checkpoint of the user before it was removed
         self._folders: Set[str] = set()  # folders that this process has made
         self._known: Set[str] = set()  # files that this process has saved or renamed, or that are recorded as loaded
         self._num_loaded = 0
@@ -110,7 +111,7 @@ class Kept:
         def saved(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(f, (str, os.PathLike)):
                 self._know(f)
-                kept = self._kept(f, None) or self._older(f, is_saved=True)
+                kept = self._kept(f, None) or self._older(f, is_followed=True, is_any=True)
                 if kept is not None:
                     _append(self._spared, kept)
                     f = self._place_for(kept)
@@ -205,13 +206,14 @@ class Kept:
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             kept = self._kept(path, dir_fd)
-            if kept is None:
-                kept = self._older(_at(path, dir_fd))
-                if kept is None:
-                    remove(path, dir_fd=dir_fd)
-                    return
-                self._left.add(kept)
-            _append(self._spared, kept)
+            older = None if kept else self._older(_at(path, dir_fd))
+            beside = None if kept or older or dir_fd is None else self._beside(_at(path, dir_fd))
+            if not (kept or older or beside):
+                remove(path, dir_fd=dir_fd)
+                return
+            self._left.update(filter(None, (older, beside)))
+            if kept or older:
+                _append(self._spared, kept or older or "")
 
         return removed
 
@@ -261,31 +263,47 @@ class Kept:
         full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
         return full if full in self._paths else None
 
-    def _older(self, path: Any, *, is_followed: bool = False, is_saved: bool = False) -> Optional[str]:
+    def _older(self, path: Any, *, is_followed: bool = False, is_any: bool = False) -> Optional[str]:
         """Returns the resolved path of a checkpoint that is older than the trial and not of a trial; None for other paths.
 
         The keeper does not know such a file: for example, a configuration file of the program names its folder.
 
         Args:
             is_followed: the call would follow a symbolic link. Otherwise, it would change only the link, which is not guarded.
-            is_saved: a checkpoint is about to be saved there, so any file counts as one, and links are followed.
+            is_any: any file counts as a checkpoint.
         """
         if self._began_ns is None:
             return None
         try:
-            status = os.stat(path, follow_symlinks=is_followed or is_saved)
+            status = os.stat(path, follow_symlinks=is_followed)
         except (OSError, ValueError):  # no such file, or no path
             return None
         # No call can set the time of the inode's last change (ctime), while a copied file keeps its time of modification.
         if status.st_ctime_ns >= self._began_ns or not stat.S_ISREG(status.st_mode):
             return None
         full = os.path.realpath(os.fsdecode(path))
-        return full if (is_saved or self._is_checkpoint(full)) and not self._is_of_trials(full) else None
+        return full if (is_any or self._is_checkpoint(full)) and not self._is_of_trials(full) else None
 
     def _is_checkpoint(self, path: str) -> bool:
         """Whether a file's name or content is a checkpoint's. In caches, other files have such names, too."""
         is_named = path.endswith(CHECKPOINTS) and not any(_is_within(path, folder) for folder in self._caches)
         return is_named or is_saved_by_torch(path)
+
+    def _beside(self, path: str) -> Optional[str]:
+        """Returns a file of the user that is in a folder with a checkpoint; None for other files.
+
+        Without such a file, the checkpoint is often useless. `shutil.rmtree` removes files by the descriptor of their folder.
+        """
+        other = self._older(path, is_any=True)
+        return other if other and self._is_with_checkpoint(os.path.dirname(other)) else None
+
+    def _is_with_checkpoint(self, folder: str) -> bool:
+        """Whether a folder of the user, or its part that is not removed yet, holds a checkpoint."""
+        if folder not in self._with_checkpoints:
+            paths = [entry.path for entry in os.scandir(folder)]
+            named = {path for path in self._paths if path.endswith(CHECKPOINTS)}  # without logs
+            self._with_checkpoints[folder] = any(path in named or self._older(path) for path in paths)
+        return self._with_checkpoints[folder]
 
     def _is_of_trials(self, path: str) -> bool:
         """Whether this trial or an earlier one has made a file or a folder above it."""

@@ -197,6 +197,18 @@ def test_file_in_a_cache_with_the_name_of_a_checkpoint_can_be_replaced(files, cw
     assert (cache / "code_state.pkl").read_bytes() == b"worthless"
 
 
+@pytest.mark.parametrize("folder", ["work/out/checkpoint-500", "elsewhere/checkpoint-500"])
+def test_files_next_to_a_checkpoint_stay_if_the_trial_removes_the_folder(files, cwd, folder):
+    """For example, transformers removes the oldest of its checkpoints, which cannot be continued without such files."""
+    paths = [cwd.parent / folder / name for name in ("a.json", "model.safetensors", "trainer_state.json")]
+    paths[0].parent.mkdir(parents=True)
+    for path in paths:
+        path.write_bytes(PRECIOUS)
+    report = trial(files, cwd, HARNESS + "import shutil; shutil.rmtree(sys.argv[1])", paths[0].parent)
+    assert report.kept == [str(paths[1])]
+    assert [path.read_bytes() for path in paths] == [PRECIOUS] * 3
+
+
 def test_folder_that_no_search_knows_is_not_removed_with_a_checkpoint(files, cwd):
     path = cwd.parent / "elsewhere" / "run" / "last.pt"
     path.parent.mkdir(parents=True)
