@@ -137,7 +137,7 @@ def test_trials_that_cannot_win_are_not_used():
 
 
 def test_configuration_far_from_all_trials_that_count_gets_no_estimate():
-    """The rate of a trial that was stopped early does not count. To explain such a trial could end with a ValueError."""
+    """The rate of a trial that was stopped early does not count. To explain such a trial printed warnings of NumPy."""
     far = dict.fromkeys("abcdefg", "1")
     stopped = trial(2, far, 50.0)
     stopped.outcome = Outcome.raced
