@@ -3,7 +3,7 @@
 import os
 
 os.environ.update(MLFLOW_TRACKING_URI="http://127.0.0.1:9", WANDB_MODE="online")
-import wandb  # noqa: E402
-from mlflow.tracking._tracking_service import utils  # noqa: E402
+import wandb
+from mlflow.tracking._tracking_service import utils
 
 print(wandb.init().settings.mode, wandb.init(mode="disabled").settings.mode, utils._resolve_tracking_uri(), flush=True)

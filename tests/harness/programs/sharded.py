@@ -2,8 +2,8 @@
 
 Words: `--strategy ddp` uses DistributedDataParallel instead, `own=false` builds blocks that do not reshard after forward, `one`
 shards the model as one unit, `loose` shards only its blocks, `again` turns resharding on again after the harness has set it.
-`half` computes in bf16 by a policy, `tensor` splits each block's layers over the ranks, which then get the same batches. `moved`
-moves the model after each step, as programs do that share the device with another model.
+`half` computes in bf16 by a policy, `tensor` splits each block's layers over the ranks, which then get the same batches.
+`moved` moves the model after each step, as programs do that share the device with another model.
 """
 
 import json
