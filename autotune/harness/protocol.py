@@ -373,7 +373,7 @@ def clock_offset_s(spec: Spec) -> float:
 
 
 def write_json(path: str, document: Any) -> None:
-    """Writes a dataclass or plain document as JSON, by `write_text`. Integers of other libraries (NumPy's) become plain ones."""
+    """Writes a dataclass or plain document as JSON, by `write_text`. Integers of NumPy and others become plain ones."""
     write_text(path, json.dumps(document, default=_plain))
 
 

@@ -1,5 +1,7 @@
 """Two real ranks over gloo: which settings reach each rank, and the measured cost of communication."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -9,8 +11,9 @@ from autotune.harness.knobs.module import COMPILE, COMPILES_ITSELF
 from autotune.harness.knobs.parallel import ParallelKnobs
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 from autotune.harness.ranks import Communication, await_end
+from autotune.harness.window import Window
 from autotune.ranks import STRAGGLER_FRAC, joined
-from tests.harness.conftest import Trial
+from tests.harness.conftest import RULES, Trial
 from tests.harness.contexts import context
 
 EPOCH, LESS = 8, 3  # steps in an epoch of wrapped.py, and how many fewer rank 1 has there
@@ -117,3 +120,20 @@ def test_compression_that_this_build_of_torch_lacks_is_not_applicable(monkeypatc
     report = knobs.verify()["parallel.gradient_compression"]
     assert report.status == NOT_APPLICABLE
     assert "NCCL 2.10" in report.reason
+
+
+@pytest.mark.parametrize(("rank", "is_joint", "limit_per_s"), [(0, False, 50.0), (1, False, None), (1, True, None)])
+def test_only_rank_0_ends_a_window_early(rank: int, is_joint: bool, limit_per_s: float | None) -> None:
+    trial = context(
+        rank=rank,
+        world_size=2,
+        peers=SimpleNamespace(is_joint=is_joint),
+        phases=SimpleNamespace(enter=lambda _: None),
+        loaders=SimpleNamespace(num_workers=lambda: 0),
+        spec={"rules": RULES, "cycle": None, "race_below_per_s": 100.0, "promote_above_per_s": None},
+    )
+    window = Window(trial)
+    window.first_step()
+    assert window.meter is not None
+    assert window.meter._race_below_per_s == limit_per_s
+    assert window.meter._is_led is (rank > 0 and not is_joint)
