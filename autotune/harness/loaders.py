@@ -390,6 +390,8 @@ class LoaderWatch:
             if info is training:
                 samples = taken
                 wait_s += waited_s
+            elif has_own and is_read and info.num_steps_ranked == 1 and num_steps == 2:
+                is_foreign = True  # an evaluation right after the first step
             elif info.num_steps_ranked * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
                 is_foreign = True
             else:  # a second loader that also feeds the steps

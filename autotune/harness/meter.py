@@ -279,9 +279,12 @@ class Meter:
         Warm-up is over, and a queue that was filled before the window can only make the beginning of the window too fast. So a
         rate that is too low now will stay low. The bound is checked at every block, so its confidence is less than 99 %. To
         compensate, the race limit is 20 % below the best rate.
+
+        A window that was restarted because the step time changed is not ended: the window before it was not too slow, and
+        another program may have slowed down the trial since.
         """
         limit_per_s = self._race_below_per_s
-        if limit_per_s is None or half is None or not self.is_steady or rate_per_s * (1 + half) >= limit_per_s:
+        if limit_per_s is None or half is None or not self.is_steady or self._moving or rate_per_s * (1 + half) >= limit_per_s:
             return
         self.is_raced = True
         self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best rate so far")

@@ -283,6 +283,12 @@ def test_a_single_batch_read_without_gradients_between_steps_is_an_evaluation(tr
     assert "loader.batch_size" not in found.applicability
 
 
+def test_an_evaluation_after_the_first_step_is_no_part_of_the_second(trial: Trial) -> None:
+    found = trial("kinds.py", "tested_first").result()
+    assert set(found.steps["samples"]) == {12}
+    assert found.steps["wait_s"][0] < 0.5  # of the second step; with the evaluation, it would be 1
+
+
 def test_evaluated_batches_of_the_training_loader_are_not_counted_as_trained(trial: Trial) -> None:
     found = trial("loaders.py", "on_itself", "samples=48").result()
     assert set(found.steps["samples"]) == {12}

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from autotune.harness.blocks import trend
-from autotune.harness.meter import Meter
+from autotune.harness.meter import DONE, STEADY, WARMUP, Meter
+from autotune.harness.protocol import MeasureRules
 from tests.harness.test_cycles import measured, window_of
 
 Steps = Iterator[float]
@@ -67,6 +68,19 @@ def test_program_that_settles_late_is_measured_after_it_has_settled() -> None:
     window = window_of(meter)
     assert window.is_steady
     assert window.rate_per_s == pytest.approx(800.0, rel=0.03)
+
+
+def test_trial_that_slows_down_in_its_window_is_not_stopped_as_slow() -> None:
+    chance, meter, number = random.Random(2), Meter(MeasureRules(), race_below_per_s=400.0), 0
+    for phase in (WARMUP, STEADY):  # 8 % slower each second, until the window is restarted
+        while meter.phase == phase:
+            number += 1
+            meter.feed(0.01 * 1.0008**number * math.exp(0.03 * chance.gauss(0, 1)), 8)
+    assert meter.phase == WARMUP
+    while meter.phase != DONE:
+        meter.feed(0.03 * math.exp(0.03 * chance.gauss(0, 1)), 8)  # 267 per second, as if another program disturbed it
+    assert not meter.is_raced
+    assert window_of(meter).seconds >= MeasureRules().min_s
 
 
 def test_trend_is_the_relative_change_of_the_step_time() -> None:
