@@ -16,8 +16,8 @@ from autotune.harness.meter import WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules, RankResult
 from autotune.harness.supply import Reading, Supply
 from autotune.harness.worker import Counters
-from tests.harness.contexts import context
 from autotune.harness.worker_starts import WorkerStarts
+from tests.harness.contexts import context
 
 BATCH = 8
 

@@ -43,8 +43,8 @@ WHOLE = (
 )
 TOO_FEW = "an epoch has only {} samples"
 OTHER_UNIT = (
-    "the loader's own batch sampler ({}) has batch_size={}, but the largest of its batches has {} samples: the sampler may count "
-    "something else, such as tokens. If an argument of the program sets its batch_size, write {{loader.batch_size={}}} in the "
+    "the loader's own batch sampler ({}) has batch_size={}, but the largest of its batches has {} samples: the sampler may "
+    "count something else, such as tokens. If an argument of the program sets its batch_size, write {{loader.batch_size={}}} in the "
     "command as its value"
 )
 COMPANION = (
