@@ -63,13 +63,22 @@ def test_best_files_that_are_not_plain_yaml_are_refused(refused: Refused, place:
 
 
 CLAIMS = [row for row in FILES if row[0].startswith(TOP) and "provenance" not in row[0]]
-CLAIMED = "provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}}\n"  # without it, only the missing claim would be reported
+# The rest of a claim: a change and its effect. Without it, only what is missing would be reported.
+CLAIMED = "threads: {intra: 1}\nprovenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}}\n"
+SAID_OF_A_CLAIM = {
+    "env.A: cannot be resolved": "env.A: a reference, got",
+    "study.name: not a plain name, got '../../etc'": "study.name: cannot be part of a claim, got '../../etc'",
+    "study.name: not a plain name": "study.name: cannot be part of a claim",
+    "study.budget.minutes: too small, got -1": "study.budget.minutes: cannot be part of a claim, got -1",
+    "runs_dir: empty": "runs_dir: cannot be part of a claim, got ''",
+    "search_space: cannot be read, got '/no/such.yaml'": "search_space: cannot be part of a claim, got '/no/such.yaml'",
+}
 
 
 @pytest.mark.parametrize(("content", "parts"), CLAIMS, ids=lambda value: ascii(value)[22:60])
 def test_best_files_with_bad_keys_are_refused(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
     (place / "bad.yaml").write_text(content + CLAIMED, encoding="utf-8")
-    says(refused("verify", "bad.yaml", "model=resnet18"), *parts)
+    says(refused("verify", "bad.yaml", "model=resnet18"), *(SAID_OF_A_CLAIM.get(part, part) for part in parts))
 
 
 @pytest.mark.parametrize("content", NO_MAPPING, ids=str)

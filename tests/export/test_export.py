@@ -208,7 +208,7 @@ def test_a_title_of_several_lines_stays_a_comment(summary, format):
     summary["best"]["overrides"]["env.MINE"] = evil
     exported = render(summary, format, None)
     if format == "env":  # a quoted value may contain line breaks
-        shell = ["sh", "-c", "eval \"$1\" && env -0", "sh", exported.text]
+        shell = ["sh", "-c", 'eval "$1" && env -0', "sh", exported.text]
         shown = subprocess.run(shell, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True).stdout
         variables = dict(line.split("=", 1) for line in shown.split("\0") if line)
         assert variables["MINE"] == evil

@@ -18,7 +18,7 @@ from tests.harness.conftest import REPOSITORY
 
 HARNESS = REPOSITORY / "autotune" / "harness"
 # Files that set attributes other than functions: an exception's note, a norm's momentum, a fork's interpreter state.
-SET_BY_NAME = {"patches.py", "knobs/base.py", "checkpointing.py", "warm_server.py"}
+SET_BY_NAME = {"patches.py", "knobs/base.py", "warm_server.py"}
 
 
 class Base:

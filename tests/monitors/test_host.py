@@ -1,6 +1,5 @@
 import pytest
 
-from autotune.monitors import host
 from autotune.monitors.host import HostMonitor, HostTimes, oom_kills, read_times
 
 
