@@ -68,10 +68,10 @@ def is_right(summary):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("noise_frac", [0.01, 0.02])
-def test_18_of_20_studies_find_the_planted_effects_and_revert_the_rest(planted, noise_frac):
-    summaries = [planted(noise_frac, seed=seed, minutes=12).run() for seed in range(20)]
+def test_nearly_all_studies_find_the_planted_effects_and_revert_the_rest(planted, noise_frac):
+    summaries = [planted(noise_frac, seed=seed, minutes=12).run() for seed in range(40)]
     wrong = [[summary["attribution"], summary["best"]["overrides"]] for summary in summaries if not is_right(summary)]
-    assert len(wrong) <= 2, wrong
+    assert len(wrong) <= 7, wrong  # 8 of 100 with 2 % noise: intervals of 95 % hold for both effects in 90 of 100 studies
 
 
 def attributed(study):
