@@ -82,6 +82,7 @@ KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
 # Libraries whose import may read environment variables that differ between trials (launchers/environment.py sets these).
 TRACKERS = frozenset({"wandb", "mlflow", "comet_ml", "clearml", "neptune", "neptune_scale", "swanlab", "trackio"})
 
+
 def guard_saves(saving: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Wraps functions of libraries that save a checkpoint by code that is not Python's (safetensors 0.8, written in Rust).
 
@@ -93,7 +94,10 @@ def guard_saves(saving: Callable[[Callable[..., Any]], Callable[..., Any]]) -> N
         saved = saving(save_file)
         return lambda tensors, filename, *arguments, **named: saved(tensors, filename, *arguments, **named)
 
-    patches.on_import("safetensors.torch", lambda module: patches.install(module, "save_file", around))
+    def act(module: Any) -> None:
+        patches.install(module, "save_file", around)
+
+    patches.on_import("safetensors.torch", act)
 
 
 # Models of the library transformers have two methods that turn activation checkpointing on and off. Their layers have a flag

@@ -15,7 +15,7 @@ TORCH_ZIP, TORCH_ENTRY, TORCH_PICKLE = b"PK\x03\x04", b"/data.pkl", b"\x80\x02\x
 
 
 def is_saved_by_torch(path: Any) -> bool:
-    """Whether a regular file contains what `torch.save` writes. (To open a pipe would wait for another program.)"""
+    """Whether a regular file contains what `torch.save` writes; to open a pipe would wait for another program."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         head = file.read(256)
         return (head.startswith(TORCH_ZIP) and TORCH_ENTRY in head) or head.startswith(TORCH_PICKLE)

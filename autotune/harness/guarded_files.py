@@ -269,6 +269,7 @@ class Kept:
         The keeper does not know such a file: for example, a configuration file of the program names its folder.
 
         Args:
+            path: what a call is about to change.
             is_followed: the call would follow a symbolic link. Otherwise, it would change only the link, which is not guarded.
             is_any: any file counts as a checkpoint.
         """

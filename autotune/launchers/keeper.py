@@ -237,8 +237,7 @@ class Trial:
                     self._take_new(Path(entry.path), is_folder=entry.is_dir(follow_symlinks=False))
 
     def _take_replaced(self, path: Path) -> None:
-        # A trial can replace a file in ways that neither lease nor harness can prevent.
-        if path in self._wrote or (path in self._there and path in self._processes.opened()):
+        if path in self._wrote:  # replaced by the trial, in a way that neither lease nor harness could prevent
             self._lose(path)
         elif os.path.lexists(path):
             self._guarded[path].follow()

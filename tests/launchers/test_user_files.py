@@ -708,7 +708,9 @@ def test_checkpoint_next_to_a_folder_of_trials_that_is_no_study_is_guarded(files
     assert path.read_bytes() == PRECIOUS
 
 
-@pytest.mark.parametrize("name", ["checkpoint.th", "epoch_3.pyth", "net.t7", "yolo.weights", "g_00100000"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint.th", "epoch_3.pyth", "net.t7", "yolo.weights", "g_00100000", "ppo.zip", "__0_0.distcp", "__0.metadata"]
+)
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_checkpoint_of_any_usual_name_is_guarded(files, cwd, name, is_zip):
     path = cwd / "out" / name
