@@ -43,9 +43,9 @@ WHOLE = (
 )
 TOO_FEW = "an epoch has only {} samples"
 OTHER_UNIT = (
-    "the loader's own batch sampler ({}) has batch_size={}, but the largest of its batches has {} samples: the sampler may count "
-    "something else, such as tokens. If an argument of the program sets its batch_size, write {{loader.batch_size={}}} in the "
-    "command as its value"
+    "the loader's own batch sampler ({}) has batch_size={}, but the largest of its batches has {} samples: the sampler may "
+    "count something else, such as tokens. If an argument of the program sets its batch_size, write {{loader.batch_size={}}} "
+    "in the command as its value"
 )
 COMPANION = (
     "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
