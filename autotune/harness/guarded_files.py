@@ -35,6 +35,7 @@ def keep(folder: str) -> None:
         _put(name, kept.renaming)
     for name in ("remove", "unlink"):
         _put(name, kept.removing)
+    _put("symlink", kept.linking)
     _put("rmdir", kept.removing_folders)
     _put("mkdir", kept.making_folders)
 
@@ -85,6 +86,7 @@ class Kept:
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes it has removed
+        self._unlinked: Set[str] = set()  # guarded names, and links to guarded files, that the program believes it has removed
         self._folders: Set[str] = set()  # folders that this process has made
         self._known: Set[str] = set()  # files that this process has saved or renamed, or that are recorded as loaded
         self._num_loaded = 0
@@ -160,8 +162,21 @@ class Kept:
                 remove(path, dir_fd=dir_fd)
             else:
                 _append(self._spared, kept)
+                self._unlinked.add(_named(path, dir_fd))
 
         return removed
+
+    def linking(self, link: Call) -> Call:
+        """Returns an `os.symlink` that pretends to make a link where a guarded name only seems to be removed."""
+
+        def linked(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: Optional[int] = None) -> None:
+            name = _named(dst, dir_fd) if self._unlinked else ""
+            if name in self._unlinked:
+                self._unlinked.discard(name)
+            else:
+                link(src, dst, target_is_directory, dir_fd=dir_fd)
+
+        return linked
 
     def removing_folders(self, remove: Call) -> Call:
         """Returns an `os.rmdir` that pretends to remove a folder if everything in it is guarded."""
@@ -205,13 +220,15 @@ class Kept:
         is_link = os.path.islink(text)
         if not is_link and os.path.basename(text) not in self._paths.values():
             return None
-        folder, name = os.path.split(text)
-        full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
+        full = os.path.realpath(text) if is_link else _named(path, dir_fd)
         return full if full in self._paths else None
 
     def _holds_only_kept(self, folder: str) -> bool:
         self._read()
-        return all(any(_is_within(kept, entry.path) for kept in self._paths) for entry in os.scandir(folder))
+        return all(
+            self._kept(entry.path, None) is not None or any(_is_within(kept, entry.path) for kept in self._paths)
+            for entry in os.scandir(folder)  # names and links that are kept, and folders that hold such names
+        )
 
     def _read(self) -> None:
         try:
@@ -256,6 +273,12 @@ kept: Optional[Kept] = None  # the guarded paths of this process
 def _at(path: Any, dir_fd: Optional[int]) -> str:
     text = os.fsdecode(path)
     return text if dir_fd is None else os.path.join("/proc/self/fd/%d" % dir_fd, text)
+
+
+def _named(path: Any, dir_fd: Optional[int]) -> str:
+    """Returns the full name of a path, without following it if it is a link itself."""
+    folder, name = os.path.split(_at(path, dir_fd))
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def _is_within(path: str, folder: str) -> bool:

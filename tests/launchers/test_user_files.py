@@ -289,6 +289,16 @@ def test_folder_with_a_checkpoint_is_not_removed_or_renamed(files, cwd, code):
     assert path.read_bytes() == PRECIOUS
 
 
+@pytest.mark.parametrize("code", ["shutil.rmtree('out'); os.makedirs('out')", "os.remove('out/last.pt')"])
+def test_link_to_a_checkpoint_can_be_removed_and_made_again(files, cwd, code):
+    path = cwd / "out" / "best.pt"
+    path.write_bytes(PRECIOUS)
+    path.with_name("last.pt").symlink_to("best.pt")
+    trial(files, cwd, f"{HARNESS}import shutil; {code}; os.symlink('new.pt', 'out/last.pt')", "x")
+    assert path.read_bytes() == PRECIOUS
+    assert path.with_name("last.pt").readlink() == Path("best.pt")
+
+
 def test_replaced_functions_of_os_behave_as_before(cwd):
     code = HARNESS + "import pickle\nassert pickle.loads(pickle.dumps(os.rename)) is os.rename\n"
     code += (
