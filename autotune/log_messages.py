@@ -75,6 +75,6 @@ def raised_in(log: str) -> str:
 
 # The harness's frames in a traceback of the user's program.
 OUR_FRAMES = re.compile(r'^ +File "[^"\n]*/autotune/harness/[^"\n]*", line [^\n]*\n(?: {4,}[^\n]*\n)*', re.MULTILINE)
-# Files of Python itself and of installed packages.
-LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[\d.]*/|^<frozen ")
+# Files of Python itself and of installed packages, and code that torch's compiler has generated (named by a hash in base 32).
+LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[\d.]*/|^<frozen |/[a-z2-7]{2}/c[a-z2-7]{51}\.py$")
 FRAME = re.compile(r'^(?:\[rank\d+\]:)? +File "([^"]+)", line')

@@ -50,6 +50,8 @@ _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _SWITCH = re.compile(r"true|false|\d{1,2}", re.IGNORECASE)  # a value that is no secret, whatever its key
+# Keys of a trial's evidence with dictionaries whose keys are paths. The path out_token/model names no secret.
+_BY_PATH = frozenset({"files_left", "files_new", "files_aside", "files_unguarded"})
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
 
 _Span = tuple[int, int]
@@ -171,7 +173,7 @@ class Secrets:
         References (`${oc.env:NAME}`) are kept: they name a secret but do not contain it.
         """
         if isinstance(document, Mapping):
-            return {name: self.document(value, str(name)) for name, value in document.items()}
+            return {name: self.document(value, "" if key in _BY_PATH else str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
             is_series = all(isinstance(item, float) for item in document)  # kept: it holds no secrets, and may be very long
             return list(document) if is_series else [self.document(item, key) for item in document]

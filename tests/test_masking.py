@@ -163,6 +163,11 @@ def test_notices_and_study_files_are_always_masked(tmp_path):
     assert not [path for path in folder.path.rglob("*") if path.is_file() and "hunter2" in path.read_text()]
 
 
+def test_sizes_of_files_are_kept_if_a_path_sounds_like_a_secret():
+    evidence = {"files_left": {"out_token/model": 4096}, "files_unguarded": {"secret/a": "too large"}, "hub_token": "abc"}
+    assert Secrets().document(evidence) == {**evidence, "hub_token": "***"}
+
+
 def test_masked_document_can_still_be_read():
     secrets = Secrets.known({"A_TOKEN": "12345678"}, ["--password", "123", "--login-token", "seconds", "--api-key", "hunter2x"])
     document = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "seconds": hunter2x, 12345678', "hunter2x: yes": "seconds"}

@@ -43,6 +43,7 @@ def keep(folder: str) -> None:
         _put(name, kept.renaming)
     for name in ("remove", "unlink"):
         _put(name, kept.removing)
+    _put("symlink", kept.linking)
     _put("rmdir", kept.removing_folders)
     _put("mkdir", kept.making_folders)
     patches.on_import("shutil", kept.guard_copies)
@@ -97,6 +98,7 @@ class Kept:
         self._removed: Set[str] = set()  # folders that the program believes it has removed
         self._left: Set[str] = set()  # files not in `_paths` that the program believes it has removed
         self._with_checkpoints: Dict[str, bool] = {}  # folder -> whether it held a checkpoint of the user before it was removed
+        self._unlinked: Set[str] = set()  # names of kept files, and links to them, that the program believes it has removed
         self._folders: Set[str] = set()  # folders that this process has made
         self._known: Set[str] = set()  # files that this process has saved or renamed, or that are recorded as loaded
         self._num_loaded = 0
@@ -212,10 +214,23 @@ class Kept:
                 remove(path, dir_fd=dir_fd)
                 return
             self._left.update(filter(None, (older, beside)))
+            self._unlinked.add(_named(path, dir_fd))
             if kept or older:
                 _append(self._spared, kept or older or "")
 
         return removed
+
+    def linking(self, link: Call) -> Call:
+        """Returns an `os.symlink` that pretends to make a link where a guarded name only seems to be removed."""
+
+        def linked(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: Optional[int] = None) -> None:
+            name = _named(dst, dir_fd) if self._unlinked else ""
+            if name in self._unlinked:
+                self._unlinked.discard(name)
+            else:
+                link(src, dst, target_is_directory, dir_fd=dir_fd)
+
+        return linked
 
     def removing_folders(self, remove: Call) -> Call:
         """Returns an `os.rmdir` that pretends to remove a folder if everything in it is guarded."""
@@ -259,8 +274,7 @@ class Kept:
         is_link = os.path.islink(text)
         if not is_link and os.path.basename(text) not in self._paths.values():
             return None
-        folder, name = os.path.split(text)
-        full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
+        full = os.path.realpath(text) if is_link else _named(path, dir_fd)
         return full if full in self._paths else None
 
     def _older(self, path: Any, *, is_followed: bool = False, is_any: bool = False) -> Optional[str]:
@@ -325,7 +339,10 @@ class Kept:
     def _holds_only_kept(self, folder: str) -> bool:
         self._read()
         kept = [*self._paths, *self._left]
-        return all(any(_is_within(path, entry.path) for path in kept) for entry in os.scandir(folder))
+        return all(
+            self._kept(entry.path, None) is not None or any(_is_within(path, entry.path) for path in kept)
+            for entry in os.scandir(folder)  # names and links that are kept, and folders that hold such names
+        )
 
     def _read(self) -> None:
         try:
@@ -400,6 +417,12 @@ kept: Optional[Kept] = None  # the guarded paths of this process
 def _at(path: Any, dir_fd: Optional[int]) -> str:
     text = os.fsdecode(path)
     return text if dir_fd is None else os.path.join("/proc/self/fd/%d" % dir_fd, text)
+
+
+def _named(path: Any, dir_fd: Optional[int]) -> str:
+    """Returns the full name of a path, without following it if it is a link itself."""
+    folder, name = os.path.split(_at(path, dir_fd))
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -52,6 +52,10 @@ COMPILING = f"""
   File "{TORCH}/_dynamo/output_graph.py", line 3232 in _call_user_compiler
   File "{TORCH}/_dynamo/convert_frame.py", line 1701 in compile_inner
 {MAIN}"""
+GENERATED = f"""
+  File "{TORCH}/_inductor/async_compile.py", line 912 in wait
+  File "/tmp/torchinductor_me/b7/c{"b7itriwamk" * 5}2.py", line 9 in <module>
+{COMPILING}"""
 IMPORTING = f"""
   File "<frozen importlib._bootstrap_external>", line 940 in exec_module
   File "{TORCH}/_dynamo/convert_frame.py", line 28 in <module>
@@ -89,6 +93,7 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         ([found(BACKWARD)], "user code", f"user code at {AT} {IN_BACKWARD}"),
         ([found(IMPORTING)], "user code", f"user code at {AT} (in an import)"),
         ([found(COMPILING)], "compile", f"in torch's compiler, called at {AT} (inside compile_fx, compile_fx.py:700)"),
+        ([found(GENERATED)], "compile", f"in torch's compiler, called at {AT} (inside wait, async_compile.py:912)"),
         (
             [found(LOADER_WAIT), found(IDLE_WORKER), found(BUSY_WORKER, pid=9)],
             "loader",

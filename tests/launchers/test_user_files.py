@@ -442,6 +442,16 @@ def test_link_to_a_folder_with_a_checkpoint_can_be_replaced(files, cwd):
     assert (cwd / "latest").readlink() == Path("out")
 
 
+@pytest.mark.parametrize("code", ["shutil.rmtree('out'); os.makedirs('out')", "os.remove('out/last.pt')"])
+def test_link_to_a_checkpoint_can_be_removed_and_made_again(files, cwd, code):
+    path = cwd / "out" / "best.pt"
+    path.write_bytes(PRECIOUS)
+    path.with_name("last.pt").symlink_to("best.pt")
+    trial(files, cwd, f"{HARNESS}import shutil; {code}; os.symlink('new.pt', 'out/last.pt')", "x")
+    assert path.read_bytes() == PRECIOUS
+    assert path.with_name("last.pt").readlink() == Path("best.pt")
+
+
 def test_replaced_functions_of_os_behave_as_before(cwd):
     code = HARNESS + "import pickle\nassert pickle.loads(pickle.dumps(os.rename)) is os.rename\n"
     code += (
