@@ -30,7 +30,7 @@ from autotune.log_messages import (
 from autotune.plain_text import plain, shortened
 from autotune.process_ends import ENDED_FOR_MEMORY, Killed, failed_ranks, killed, signal_name
 from autotune.quantities import bytes_text
-from autotune.ranks import pace
+from autotune.ranks import only_first_fetches, pace
 from autotune.records import START_PHASES, Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
@@ -110,8 +110,9 @@ def _of_results(facts: Facts) -> Verdict:
     for kind, reason in _overflows(facts):
         if kind not in facts.excused:
             return Outcome.nonfinite, reason
-    for result in facts.results:
-        if reason := _unapplied(result, facts.asked):
+    is_first_alone = only_first_fetches(facts.results)
+    for number, result in enumerate(facts.results):
+        if reason := _unapplied(result, facts.asked, is_fed=not (number and is_first_alone)):
             return Outcome.invalid, f"{reason}{_rank_note(result, facts)}"
     if facts.mode != "measure":
         return Outcome.ok, ""
@@ -196,10 +197,16 @@ def _skipped(result: RankResult, facts: Facts) -> str:
     return f"the gradient scaler skipped {counted}{_rank_note(result, facts)}"
 
 
-def _unapplied(result: RankResult, asked: Knobs) -> str:
-    """Returns the first knob that did not take effect, and why; "" if all did. A missing report counts as not applied."""
+def _unapplied(result: RankResult, asked: Knobs, *, is_fed: bool) -> str:
+    """Returns the first knob that did not take effect, and why; "" if all did. A missing report counts as not applied.
+
+    Args:
+        result: a rank's result.
+        asked: the trial's knobs.
+        is_fed: whether the rank fetches batches. If not, its reports on knobs of the loader do not count.
+    """
     for key, report in result.knobs.items():
-        if report.status != APPLIED:
+        if report.status != APPLIED and (is_fed or not key.startswith("loader.")):
             value = f"={asked[key]}" if key in asked else ""
             return f"{key}{value}: {report.status}{f': {report.reason}' if report.reason else ''}"
     if result.rank == 0 and (silent := sorted(set(asked) - set(result.knobs))):

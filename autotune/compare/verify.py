@@ -246,12 +246,13 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
     if decision is None:
         return None
     if decision.ratio is None:
-        lost = [record for record in records if record.why == ROUND and record.score is None]
+        without = [record for record in records if record.why == ROUND and record.score is None]
+        lost = [record for record in without if record.outcome is not Outcome.interrupted]  # a resumed round is measured again
         failed = [one for one in lost if best and one.repeats == best.number and not one.outcome.is_no_answer]
         is_refuted = bool(lost) and failed == lost  # rounds that were lost for another reason say nothing about the claim
         return Comparison(verdict="no longer holds" if is_refuted else "ambiguous", reason=decision.reason, left=nothing)
     compared = compare(claim.speedup, decision.ratio, decision.margin)
-    measured = [one for one in records if best and (one is best or (one.why == ROUND and one.repeats == best.number))]
+    measured = [one for one in records if best and one.why == ROUND and one.repeats == best.number]
     if len(broken := [one for one in measured if one.violations]) >= MAX_LOST_ROUNDS:  # as in the finals, which rule it out
         return replace(compared, verdict="no longer holds", reason=f"it violates a constraint here: {broken[-1].reason}")
     return compared

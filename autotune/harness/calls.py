@@ -132,7 +132,7 @@ class Calls:
             least_trained: fewest samples of a call of any root that a backward pass has reached.
         """
         is_missed = not self._is_reached and (self._was_missed or bool(self._watched))
-        return is_missed and self._largest < least_trained
+        return is_missed and self._largest < least_trained < math.inf
 
 
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":

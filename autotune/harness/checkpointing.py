@@ -141,7 +141,7 @@ def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:
             note_written([name for name, version in after.items() if before.get(name) != version])
         return out
 
-    setattr(forward, CHECKPOINTED, True)
+    forward.__dict__[CHECKPOINTED] = True
     return subclass(block, {"forward": forward})
 
 

@@ -10,6 +10,8 @@ CHECKPOINTS = (
     *(".pt", ".pth", ".pyth", ".th", ".t7", ".ckpt", ".model", ".weights", ".tar", ".safetensors", ".bin", ".pkl", ".pickle"),
     *(".h5", ".hdf5", ".keras", ".npz", ".msgpack", ".zip", ".distcp", ".metadata"),
 )
+# More often, these are names of data.
+DATA = (".tar", ".bin", ".pkl", ".pickle", ".h5", ".hdf5", ".npz", ".msgpack", ".zip")
 # What `torch.save` writes begins with a zip entry of this name, or, before torch 1.6, with this pickled number.
 TORCH_ZIP, TORCH_ENTRY, TORCH_PICKLE = b"PK\x03\x04", b"/data.pkl", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 

@@ -26,7 +26,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from . import adapters, protocol
-from .checkpoints import CHECKPOINTS, is_saved_by_torch
+from .checkpoints import CHECKPOINTS, DATA, is_saved_by_torch
 from .patches import patches
 
 Call = Callable[..., None]
@@ -44,6 +44,9 @@ def keep(folder: str) -> None:
     for name in ("remove", "unlink"):
         _put(name, kept.removing)
     _put("symlink", kept.linking)
+    _put("link", kept.linking_hard)
+    for name in ("chmod", "utime"):
+        _put(name, kept.touching)
     _put("rmdir", kept.removing_folders)
     _put("mkdir", kept.making_folders)
     patches.on_import("shutil", kept.guard_copies)
@@ -99,6 +102,7 @@ class Kept:
         self._left: Set[str] = set()  # files not in `_paths` that the program believes it has removed
         self._with_checkpoints: Dict[str, bool] = {}  # folder -> whether it held a checkpoint of the user before it was removed
         self._unlinked: Set[str] = set()  # names of kept files, and links to them, that the program believes it has removed
+        self._touched: Set[str] = set()  # files older than the trial whose mode or times this process has changed
         self._folders: Set[str] = set()  # folders that this process has made
         self._known: Set[str] = set()  # files that this process has saved or renamed, or that are recorded as loaded
         self._num_loaded = 0
@@ -172,8 +176,12 @@ class Kept:
         return copied
 
     def _copied_over(self, dst: Any) -> Optional[str]:
-        is_path = isinstance(dst, (str, bytes, os.PathLike))  # it may be a descriptor
-        return self._kept(dst, None) or self._older(dst, is_followed=True) if is_path else None
+        if not isinstance(dst, (str, bytes, os.PathLike)):  # a descriptor
+            return None
+        older = self._older(dst, is_followed=True)
+        if older is not None and older.endswith(DATA) and not is_saved_by_torch(older):
+            older = None  # perhaps the program copies its data to a faster disk
+        return self._kept(dst, None) or older
 
     def renaming(self, rename: Call) -> Call:
         """Returns an `os.rename` or `os.replace` that does not change guarded names."""
@@ -231,6 +239,30 @@ class Kept:
                 link(src, dst, target_is_directory, dir_fd=dir_fd)
 
         return linked
+
+    def linking_hard(self, link: Call) -> Call:
+        """Returns an `os.link` that pretends to make a link where a guarded name only seems to be removed."""
+
+        def linked(src: Any, dst: Any, *, dst_dir_fd: Optional[int] = None, **named: Any) -> None:
+            name = _named(dst, dst_dir_fd) if self._unlinked else ""
+            if name in self._unlinked:
+                self._unlinked.discard(name)
+            else:
+                link(src, dst, dst_dir_fd=dst_dir_fd, **named)
+
+        return linked
+
+    def touching(self, change: Call) -> Call:
+        """Returns an `os.chmod` or `os.utime` that remembers which files were older than the trial before."""
+
+        def touched(path: Any, *arguments: Any, **named: Any) -> None:
+            is_path = isinstance(path, (str, bytes, os.PathLike)) and named.get("dir_fd") is None
+            older = self._older(path, is_followed=True, is_any=True) if is_path else None
+            if older is not None and len(self._touched) < MAX_FOLDERS:
+                self._touched.add(older)
+            change(path, *arguments, **named)
+
+        return touched
 
     def removing_folders(self, remove: Call) -> Call:
         """Returns an `os.rmdir` that pretends to remove a folder if everything in it is guarded."""
@@ -293,10 +325,12 @@ class Kept:
             status = os.stat(path, follow_symlinks=is_followed)
         except (OSError, ValueError):  # no such file, or no path
             return None
-        # No call can set the time of the inode's last change (ctime), while a copied file keeps its time of modification.
-        if status.st_ctime_ns >= self._began_ns or not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
         full = os.path.realpath(os.fsdecode(path))
+        # No call can set back the time of the inode's last change (ctime), while a copied file keeps its time of modification.
+        if status.st_ctime_ns >= self._began_ns and full not in self._touched:
+            return None
         return full if (is_any or self._is_checkpoint(full)) and not self._is_of_trials(full) else None
 
     def _is_checkpoint(self, path: str) -> bool:
@@ -309,13 +343,15 @@ class Kept:
 
         Without such a file, the checkpoint is often useless. `shutil.rmtree` removes files by the descriptor of their folder.
         """
-        other = self._older(path, is_any=True)
-        return other if other and self._is_with_checkpoint(os.path.dirname(other)) else None
+        is_beside = self._began_ns is not None and self._is_with_checkpoint(os.path.realpath(os.path.dirname(path)))
+        return self._older(path, is_any=True) if is_beside else None
 
     def _is_with_checkpoint(self, folder: str) -> bool:
         """Whether a folder of the user, or its part that is not removed yet, holds a checkpoint."""
         if folder not in self._with_checkpoints:
-            paths = [entry.path for entry in os.scandir(folder)]
+            paths: List[str] = []
+            with contextlib.suppress(OSError):  # it cannot be read
+                paths = [entry.path for entry in os.scandir(folder)]
             named = {path for path in self._paths if path.endswith(CHECKPOINTS)}  # without logs
             self._with_checkpoints[folder] = any(path in named or self._older(path) for path in paths)
         return self._with_checkpoints[folder]

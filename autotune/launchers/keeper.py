@@ -14,9 +14,10 @@ one JSON object per line, through the keeper's stdin and stdout:
                                                                    trials made; place: the trial's folder
     keeper  {"is": "ready"}                                       guards and watches are in force: the trial may start
     tuner   {"do": "end"}                                         the trial's processes have exited
-    keeper  {"is": "ended", "kept", "aside", "open", "wrote", "loaded"}   kept: files that the guard kept the trial from
-            changing; aside: changed or removed file -> copy of the original; open: file -> why it could not be guarded; wrote:
-            files that the trial was seen writing, anywhere; loaded: checkpoints from which it continued a training
+    keeper  {"is": "ended", "kept", "aside", "again", "open", "wrote", "loaded"}   kept: files that the guard kept the trial
+            from changing; aside: changed or removed file -> copy of the original; again: those in aside that another program
+            has made again since; open: file -> why it could not be guarded; wrote: files that the trial was seen writing,
+            anywhere; loaded: checkpoints from which it continued a training
 
 The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
 them or renaming other files over them (harness/guarded_files.py), which no lease can do. The harness also protects checkpoints
@@ -160,6 +161,7 @@ class Trial:
             "is": "ended",
             "kept": sorted(map(str, kept - aside.keys())),  # a file that was overwritten in the end was not kept
             "aside": {str(path): str(copy) for path, copy in aside.items()},
+            "again": [str(path) for path in aside if path in self._guarded and not self._guarded[path].aside],
             "open": {
                 **{
                     str(guarded.path): guarded.why_not
@@ -252,6 +254,7 @@ class Trial:
         guarded.copy_aside()
         guarded.end()
         self._ended.append(guarded)
+        self._there -= {path}  # a file that is made there now is new
 
     def _publish(self) -> None:
         # Once its original has been copied aside, a file counts as the trial's own.

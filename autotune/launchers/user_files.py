@@ -136,8 +136,9 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        # What the trial has changed now holds its content; the copies hold the user's.
-        self.made.update(path for path in map(Path, said.get("aside", {})) if os.path.lexists(path))
+        # What the trial has changed now holds its content; the copies hold the user's. Other programs may have made some again.
+        aside = set(said.get("aside", {})) - set(said.get("again", []))
+        self.made.update(path for path in map(Path, aside) if os.path.lexists(path))
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),

@@ -311,10 +311,11 @@ class Interference:
         if found is None:
             return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
         ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}
+        is_cut_off = not found.is_allowed and self._session.budget.search_left_s <= 0  # with a larger budget, it may be allowed
         to_recall = {
             "allows": found.is_allowed,
             "trial": self._calibrated.number if self._calibrated else None,
-            "hosts": self._hosts,
+            "hosts": [] if is_cut_off else self._hosts,  # a resumed study does not take it over
             "took_s": self._took_s,
         }
         result = {"num": self._num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": ""}

@@ -231,7 +231,8 @@ def _join(record: TrialRecord, earlier: TrialRecord) -> None:
         record.evidence[key] = {**earlier.evidence.get(key, {}), **record.evidence.get(key, {})}
     # Of a file that both have changed, the first attempt's copy is the user's version.
     record.evidence["files_aside"] = {**record.evidence.get("files_aside", {}), **earlier.evidence.get("files_aside", {})}
-    record.evidence["files_kept"] = sorted({*record.evidence.get("files_kept", []), *earlier.evidence.get("files_kept", [])})
+    kept = {*record.evidence.get("files_kept", []), *earlier.evidence.get("files_kept", [])}
+    record.evidence["files_kept"] = sorted(kept - record.evidence["files_aside"].keys())
     record.seconds += earlier.seconds
     note = f"second attempt; the first ended as {earlier.outcome}"
     record.reason = f"{record.reason} ({note})" if record.reason else note

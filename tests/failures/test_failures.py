@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.failures import LOSS, SCALING, classify, not_finite
-from autotune.harness.protocol import UNMEASURABLE, KnobReport, RankResult, Window
+from autotune.harness.protocol import NOT_APPLICABLE, UNMEASURABLE, KnobReport, RankResult, Window
 from autotune.known_messages import Facts
 from autotune.log_messages import raised_in
 from autotune.process_ends import failed_ranks, reports_before
@@ -53,6 +53,15 @@ def log(line, before=""):
 
 def test_a_complete_result_is_ok_without_a_reason():
     assert classify(answered(answer())) == (Outcome.ok, "")
+
+
+def test_loader_knobs_of_ranks_that_fetch_no_batches_need_not_apply():
+    """Rank 0 alone has a loader, as with dispatch_batches of Accelerate. The other ranks report that they have none."""
+    bad = {"loader.num_workers": KnobReport(status=NOT_APPLICABLE, reason="no loader")}
+    ranks = answer(0, 2, unit_source="loader"), answer(1, 2, unit_source="forward calls", knobs=bad)
+    assert classify(answered(*ranks)) == (Outcome.ok, "")
+    ranks[1].unit_source = "loader"
+    assert classify(answered(*ranks))[0] is Outcome.invalid
 
 
 def test_the_exit_status_of_a_measured_program_does_not_matter():

@@ -146,6 +146,25 @@ def test_checkpoint_in_a_folder_that_no_search_knows_is_unchanged(files, cwd, co
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("change", ["pathlib.Path(sys.argv[1]).touch()", "os.chmod(sys.argv[1], 0o600)"])
+def test_checkpoint_in_a_folder_that_no_search_knows_is_unchanged_if_touched(files, cwd, change):
+    path = cwd.parent / "elsewhere" / "last.pt"
+    path.parent.mkdir()
+    path.write_bytes(PRECIOUS)
+    trial(files, cwd, f"{TORCH}import pathlib; {change}; torch.save(torch.zeros(1), sys.argv[1])", path)
+    assert path.read_bytes() == PRECIOUS
+
+
+def test_data_may_be_copied_over_older_data_that_no_search_knows(files, cwd):
+    source, target = (cwd.parent / folder / "shard.tar" for folder in ("elsewhere", "fast"))
+    for path in (source, target):
+        path.parent.mkdir()
+        path.write_bytes(PRECIOUS + bytes(str(path), "utf-8"))
+    report = trial(files, cwd, f"{HARNESS}import shutil; shutil.copy({str(source)!r}, sys.argv[1])", target)
+    assert target.read_bytes() == source.read_bytes()
+    assert report.kept == []
+
+
 def test_processes_of_a_trial_load_what_one_has_saved_over_checkpoints(files, cwd):
     paths = [cwd / "best.pt", cwd.parent / "elsewhere" / "last.pt", cwd.parent / "other" / "last.pt"]
     for path in paths:
@@ -442,6 +461,13 @@ def test_link_to_a_folder_with_a_checkpoint_can_be_replaced(files, cwd):
     assert (cwd / "latest").readlink() == Path("out")
 
 
+def test_a_checkpoint_that_seems_to_be_removed_can_be_replaced_by_a_hard_link(files, cwd):
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    code = "open('new.pt', 'wb').write(b'worthless'); os.remove('best.pt'); os.link('new.pt', 'best.pt')"
+    trial(files, cwd, HARNESS + code, "x")
+    assert path.read_bytes() == PRECIOUS
+
+
 @pytest.mark.parametrize("code", ["shutil.rmtree('out'); os.makedirs('out')", "os.remove('out/last.pt')"])
 def test_link_to_a_checkpoint_can_be_removed_and_made_again(files, cwd, code):
     path = cwd / "out" / "best.pt"
@@ -562,6 +588,16 @@ def test_original_of_a_file_removed_without_python_is_kept_aside(files, cwd, the
     report = trial(files, cwd, f"import os; os.system('rm -r out')\n{then}", "x")
     assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
     assert report.kept == []
+
+
+def test_checkpoint_that_another_program_removes_and_makes_again_stays_guarded(files, cwd):
+    path = cwd / "best.pt"
+    path.write_bytes(b"an earlier one")
+    files.begin([], str(cwd), place_of(cwd))
+    run(cwd, f"import os; os.unlink('best.pt'); open('best.pt', 'wb').write({PRECIOUS!r})", is_trial=False)
+    files.end()
+    trial(files, cwd, WRITE, "best.pt")
+    assert path.read_bytes() == PRECIOUS
 
 
 def test_checkpoint_that_is_only_renamed_by_another_program_is_not_copied(files, cwd):

@@ -11,8 +11,10 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.report.verdict import noise_lines
 from autotune.trials import health
 from autotune.trials.health import Level
+from autotune.trials.running import _join
 from tests.study.conftest import FakeCpu
 from tests.support.fake_launcher import Failure, Surface
+from tests.support.records import a_trial
 
 
 def use(**what):
@@ -100,6 +102,13 @@ def test_files_that_only_the_first_attempt_changed_are_reported(bench):
     study.launcher.surface.files_aside += [{}, {}, first, second]
     study.run()
     assert study.trials[2].evidence["files_aside"] == {**second, **first}
+
+
+def test_a_file_that_the_second_attempt_changes_is_not_called_unchanged():
+    first, second = a_trial(2, evidence={"files_kept": ["a.csv", "b.csv"]}), a_trial(2)
+    second.evidence["files_aside"] = {"a.csv": "/w/kept/a.csv"}
+    _join(second, first)
+    assert second.evidence["files_kept"] == ["b.csv"]
 
 
 def test_disturbed_trial_is_not_recorded_if_its_second_attempt_cannot_start(bench, monkeypatch):

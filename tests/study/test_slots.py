@@ -209,6 +209,7 @@ def test_calibration_that_finds_no_answer_leaves_the_finals_their_time(bench):
     study.run()
     assert MIN_PAIRS <= len(by_round(study)) < MAX_PAIRS
     assert any(line.startswith("One trial at a time: in parallel with ") for line in notices(study))
+    assert study.folder.read_study().slots["hosts"] == [], "a resumed study has to calibrate again"
 
 
 def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):

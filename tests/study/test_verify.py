@@ -169,6 +169,17 @@ def test_claim_does_not_hold_if_its_configuration_violates_a_constraint_here(ver
     assert found["reason"] == f"it violates a constraint here: {words}"
 
 
+def test_first_measurement_does_not_count_against_a_constraint():
+    """It fills caches. A single violation in the rounds may be noise."""
+    over = {"violations": {"constraints.max_step_p95_s": 0.1}, "outcome": Outcome.infeasible}
+    first = a_trial(1, changed=BF16, knobs=BF16, value=90.0, **over)
+    rates = (60.0, 90.0)
+    rounds = [in_turn(number, number % 2, rates[number % 2], **(over if number == 3 else {})) for number in range(2, 10)]
+    decision = Decision(ratio=Ratio(ratio=1.5, ci=(1.45, 1.55), num_rounds=4))
+    assert summarised([FIRSTS[0], first, *rounds], decision)["verdict"] == "holds"
+    assert summarised([FIRSTS[0], first, *rounds, in_turn(11, 1, 90.0, **over)], decision)["verdict"] == "no longer holds"
+
+
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
@@ -222,6 +233,8 @@ def test_rounds_in_which_the_machine_was_disturbed_do_not_refute_the_claim():
     assert (found["verdict"], found["now"]) == ("ambiguous", None)
     failed = [in_turn(number, 1, None, outcome=Outcome.error, reason="boom") for number in (2, 4)]
     assert summarised([*FIRSTS, *failed], decision)["verdict"] == "no longer holds"
+    stopped = in_turn(6, 1, None, outcome=Outcome.interrupted, reason="stopped by the user")
+    assert summarised([*FIRSTS, stopped, *failed], decision)["verdict"] == "no longer holds"
 
 
 def test_program_that_does_not_train_does_not_refute_the_claim(verified):
