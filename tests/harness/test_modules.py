@@ -11,11 +11,22 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from autotune.harness.batches import CallSizes
+from autotune.harness.calls import Calls, first_with_samples
 from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, device_of, observe
 from autotune.harness.modules import ModuleWatch, Root
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
 from tests.harness.contexts import context
+
+
+def test_calls_count_if_no_backward_pass_reaches_any_model() -> None:
+    """An evolution strategy calls its model with gradients enabled and never goes back through it."""
+    calls, x = Calls(CallSizes(None)), torch.ones(5, 2)
+    call = calls.begin((x,), {})
+    assert call is not None
+    calls.end(call, x * torch.ones(2, requires_grad=True))
+    assert first_with_samples([calls]) == (0, 5.0)
 
 
 def test_blocks_recomputed_in_the_backward_pass_are_not_counted_as_models(trial: Trial) -> None:
