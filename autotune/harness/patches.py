@@ -94,7 +94,7 @@ class _Site:
         position = self._layers.index(patch)
         above = self._layers[position + 1 :]
         if any(upper.below is not lower.function for lower, upper in zip(self._layers[position:], above)):  # noqa: B905
-            return False  # somebody else has patched between two of ours
+            return False  # the program has replaced the function between two of our patches
         self._layers = self._layers[:position]
         self._restore(patch.below)
         for each in above:

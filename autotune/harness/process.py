@@ -193,10 +193,10 @@ def num_nodes(environment: Mapping[str, str]) -> int:
 
 
 def num_local_ranks(context: Any) -> int:
-    """Returns how many training processes on this host share its cores, whoever has started them.
+    """Returns how many training processes share the cores that this process may use.
 
-    Ranks that srun or mpirun starts count as one each: they usually have cores of their own. Some launchers, as the program
-    itself, tell a rank nothing or only its LOCAL_RANK.
+    A rank that srun or mpirun has started usually has cores of its own, so the number is 1. If the program itself starts its
+    ranks, or a launcher sets only LOCAL_RANK, the number follows from the size of the process group and the number of nodes.
     """
     launched, is_told = affinity.ranks_of_host(os.environ)[1], any(name in os.environ for name in LOCAL_SIZES)
     if context.is_child or ("LOCAL_RANK" in os.environ and not is_told):

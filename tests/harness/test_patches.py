@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import subprocess
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,35 +70,38 @@ def test_patches_of_one_function_can_be_uninstalled_in_any_order(patches: Patche
     assert dict(vars(Owner)) == before
 
 
+@contextlib.contextmanager
+def wrapped_by_the_program(own: Any) -> Iterator[None]:
+    """Wraps the method as a program does that knows nothing of patches; restores `own` at the end."""
+    below = Owner.method
+    Owner.method = lambda self: f"theirs({below(self)})"  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Owner.method = own  # type: ignore[method-assign]
+
+
 def test_patch_that_the_program_has_wrapped_stays_in_place(patches: Patches) -> None:
     own = Owner.method
     patch = patches.install(Owner, "method", around("ours"))
-    below = Owner.method
-    try:
-        Owner.method = lambda self: f"theirs({below(self)})"  # type: ignore[method-assign]
+    with wrapped_by_the_program(own):
         assert not patch.uninstall()
         assert not patch.is_active
         assert Owner().method() == "theirs(ours(own))"
         patch.install()  # it is still called, so it is not installed twice
         assert Owner().method() == "theirs(ours(own))"
         assert patches.uninstall_all() == ["Owner.method"]
-    finally:
-        Owner.method = own  # type: ignore[method-assign]
 
 
 def test_replacement_by_the_program_between_two_patches_stays_in_place(patches: Patches) -> None:
     own = Owner.method
     lower = patches.install(Owner, "method", around("a"))
-    below = Owner.method
-    try:
-        Owner.method = lambda self: f"theirs({below(self)})"  # type: ignore[method-assign]
+    with wrapped_by_the_program(own):
         upper = patches.install(Owner, "method", around("b"))
         assert not lower.uninstall()
         assert Owner().method() == "b(theirs(a(own)))"
         assert upper.uninstall()
         assert Owner().method() == "theirs(a(own))"
-    finally:
-        Owner.method = own  # type: ignore[method-assign]
 
 
 def test_uninstalled_patch_can_be_installed_again(patches: Patches) -> None:

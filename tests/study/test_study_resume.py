@@ -191,23 +191,25 @@ def test_unusable_baseline_is_measured_again_and_other_trials_still_count(study,
     assert any("baseline is measured again" in line for line in study.listener.named("notice"))
 
 
-def test_study_whose_program_failed_can_be_resumed_once_the_program_trains(bench, tmp_path):
+def failed_once(bench):
+    """Returns a study that ended because its program failed. From now on, the program trains."""
     error = {"type": "ValueError", "message": "bad shape", "traceback": "ValueError: bad shape"}
     study = bench(Surface(gains=FAST, failures=lambda trial, knobs: Failure(error=error)), *QUICK)
     with pytest.raises(NothingWorked):
         study.run()
     study.surface.failures = lambda trial, knobs: None
+    return study
+
+
+def test_study_whose_program_failed_can_be_resumed_once_the_program_trains(bench, tmp_path):
+    study = failed_once(bench)
     summary = resume(study, study.folder)
     assert summary["status"] == "complete"
     assert study.trials[0].evidence["earlier_run"]["outcome"] == "error"
 
 
 def test_baseline_that_is_cut_off_when_measured_again_counts_as_cut_off(bench, tmp_path):
-    error = {"type": "ValueError", "message": "bad shape", "traceback": "ValueError: bad shape"}
-    study = bench(Surface(gains=FAST, failures=lambda trial, knobs: Failure(error=error)), *QUICK)
-    with pytest.raises(NothingWorked):
-        study.run()
-    study.surface.failures = lambda trial, knobs: None
+    study = failed_once(bench)
     Cut(study, "trial_started", 1, place := tmp_path / "again" / "s")
     resume(study, study.folder)
     assert [asked.number for asked in StudyFolder(place).read_cut_off()] == [0]
