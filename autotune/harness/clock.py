@@ -24,14 +24,18 @@ RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; pa
 
 
 class HostClock:
-    """Times the ends of steps on the host; correct if the device is the CPU."""
+    """Times the ends of steps on the host; correct if the device is the CPU.
+
+    Attributes:
+        waiting: what `mark` has noted since the last call of `finished`.
+    """
 
     run_ahead = 0
 
     def __init__(self) -> None:
         self._origin_s: Optional[float] = None  # the end of the first step
         self._last_s = 0.0
-        self._waiting: List[Tuple[float, Optional[float], float, bool]] = []
+        self.waiting: List[Tuple[float, Optional[float], float, bool]] = []
         self._is_noisy = False
         self.begin: Any = None  # never set, see CudaClock
         self.gap_frac: Optional[float] = None
@@ -50,12 +54,12 @@ class HostClock:
     def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
         """Marks the end of a step and returns the host's time; on the critical path of every step."""
         now_s = time.monotonic()
-        self._waiting.append((now_s, samples, wait_s, is_foreign))
+        self.waiting.append((now_s, samples, wait_s, is_foreign))
         return now_s
 
     def leave_out(self) -> None:
         """Leaves out the time since the last step; the next step begins now."""
-        self._waiting.append((time.monotonic(), None, 0.0, False))
+        self.waiting.append((time.monotonic(), None, 0.0, False))
 
     def noise(self) -> None:
         """Notes that something was compiled, or memory allocated, in the steps marked since the last call of `finished`."""
@@ -63,7 +67,8 @@ class HostClock:
 
     def finished(self) -> Iterator[Finished]:
         """Yields the steps finished since the last call; the very first step only sets the origin."""
-        waiting, self._waiting = self._waiting, []
+        waiting = list(self.waiting)
+        del self.waiting[: len(waiting)]  # another thread may just append to it
         is_quiet, self._is_noisy = not self._is_noisy, False
         if self._origin_s is None and waiting:
             self._origin_s = self._last_s = waiting.pop(0)[0]

@@ -27,6 +27,25 @@ _OF_NOTEBOOK = re.compile(r"/ipykernel_\d+/")  # in the file name of a cell; the
 class Loader:
     """Facts about one DataLoader of the program. Does not keep the program's objects alive."""
 
+    # What every batch or step reads or writes. A dictionary of so many attributes costs more time than a slot.
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "fed_step",
+        "is_read",
+        "last_facts",
+        "num_steps_fed",
+        "num_steps_running",
+        "num_yields",
+        "samples",
+        "thread",
+        "total_batches",
+        "total_samples",
+        "total_wait_s",
+        "usual_batch",
+        "wait_s",
+    )
+
     def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
         self.number, self.ordinal = number, 0
         self.stack, code = _construction()

@@ -54,6 +54,7 @@ class LoaderWatch:
         self._idle = IdleSteps(context)
         self._num_in_turn = 0  # steps that were fed by another loader, because the loaders take turns
         self._current: Optional[Loader] = None
+        self.is_on_gpu = False
         self.starts = WorkerStarts(context, self._may_train)
         self._patch_iteration()
         self._patch_kinds(DataLoader, _MultiProcessingDataLoaderIter)
@@ -89,7 +90,9 @@ class LoaderWatch:
         patches.install(kind, "__init__", around)
 
     def _patch_iteration(self) -> None:
+        # What each batch needs is at hand as local variables: every look-up of cold memory takes longer here.
         watch, monotonic, get_ident, tensor, knobs = self, time.monotonic, threading.get_ident, Tensor, self._spec.knobs
+        is_grad_enabled = torch.is_grad_enabled
         units_per_sample = self._units_per_sample
 
         def around_start(start: Any) -> Any:
@@ -141,11 +144,11 @@ class LoaderWatch:
                 if info.last_facts is not None:
                     watch._guarded(info.compare)
                 info.thread = get_ident()
-                if watch._context.clock.begin is not None:
+                if watch.is_on_gpu and watch._context.clock.begin is not None:
                     watch._asked()
                 began_s = monotonic()
                 batch = advance(self)
-                if not torch.is_grad_enabled():
+                if not is_grad_enabled():
                     info.is_read = True
                 first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
                 if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:

@@ -9,7 +9,7 @@ ends. The interval that is reported afterwards accounts for correlated blocks, o
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from .blocks import Blocks, agree, keeps_changing, trend
 from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
@@ -184,9 +184,8 @@ class Meter:
         while num_fed < len(steps_s):
             num_before, begin = len(self._window), num_fed
             num_fed += self._window.add_until_closed(steps_s[begin:], samples[begin:])
-            for number in range(begin, num_fed):
-                self._window_s += steps_s[number]
-                self._window_samples += samples[number]
+            self._window_s += sum(steps_s[begin:num_fed])
+            self._window_samples += sum(samples[begin:num_fed])
             self._window_steps += num_fed - begin
             last_s, is_closed = steps_s[num_fed - 1], len(self._window) > num_before
             if is_closed or last_s >= min_s:  # a short step within a block decides nothing
@@ -231,8 +230,7 @@ class Meter:
         elif is_closed:
             self._stop_by_interval()
         if self.phase == STEADY and is_closed and self._window_s >= self.rules.race_min_s:
-            blocks, half = self._window, self._spread_frac
-            self._race(blocks.samples / blocks.seconds, half and half * RACE_WIDTH)
+            self._race(self._window.samples / self._window.seconds, lambda: self._spread_frac, RACE_WIDTH)
         if self.phase == STEADY and self._window_s >= self.rules.max_s and self._window_steps >= self.rules.slow_min_steps:
             self._end(f"time cap of {self.rules.max_s:g} s")
 
@@ -273,7 +271,7 @@ class Meter:
         is_contender = rate_per_s * (1 + width) >= above_per_s
         return min(rules.half_width_frac, rules.promoted_half_width_frac) if is_contender else rules.half_width_frac
 
-    def _race(self, rate_per_s: float, half: Optional[float]) -> None:
+    def _race(self, rate_per_s: float, spread: Callable[[], Optional[float]], width: float) -> None:
         """Ends the window if the upper end of the rate's 99 % interval is too low to be of interest.
 
         Warm-up is over, and a queue that was filled before the window can only make the beginning of the window too fast. So a
@@ -284,7 +282,10 @@ class Meter:
         another program may have slowed down the trial since.
         """
         limit_per_s = self._race_below_per_s
-        if limit_per_s is None or half is None or not self.is_steady or self._moving or rate_per_s * (1 + half) >= limit_per_s:
+        if limit_per_s is None or not self.is_steady or self._moving or rate_per_s >= limit_per_s:
+            return
+        half = spread()
+        if half is None or rate_per_s * (1 + half * width) >= limit_per_s:
             return
         self.is_raced = True
         self._end(f"stopped after {self._window_s:.1f} s: certainly slower than 0.8 times the best rate so far")
@@ -343,7 +344,7 @@ class Meter:
         if is_narrow or found.seconds * (1 + 1 / num) > rules.max_s:
             self._end(str(found))
         else:
-            self._race(rate_per_s, half * CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
+            self._race(rate_per_s, lambda: half, CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
 
     def _why_not_whole(self) -> str:
         """Returns why the window gives no rate although steps come in cycles; "" if there is a rate, no cycles, or `is_led`."""

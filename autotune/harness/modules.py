@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -88,6 +88,8 @@ class Nesting(threading.local):
 
 class ModuleWatch:
     """Finds the training roots of this process and applies the knobs of modules to them."""
+
+    __slots__ = ("__dict__", "__weakref__", "is_evaluated")  # as in TrialContext
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -563,10 +565,12 @@ def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
     the_module = None if root is None else root.reference
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # must come first: the compiler must not trace reads of state that changes
+        if is_dynamo_compiling():  # must come first: the compiler must not trace reads of state that changes
+            return own.__call__(self, *args, **kwargs)
+        if root is not None and root.is_passive and self.training:  # most calls end here, whether or not it is the root
             return own.__call__(self, *args, **kwargs)
         called = watch.root_of(self) if the_module is None else root if the_module() is self else None
-        if called is None or (called.is_passive and self.training) or nesting.depth:
+        if called is None or (called.is_passive and self.training) or nesting.depth or is_compiling():
             return own.__call__(self, *args, **kwargs)
         is_training = self.training or (called.trains_in_evaluation and is_grad_enabled())
         if is_in_backward():

@@ -26,7 +26,8 @@ from .interval import mean_half_width_frac
 
 CLAIM = "peer{}.json"  # with the claim's number; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
 LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
-LOOK_S = 0.1  # seconds between two looks (`Peers.look`) for other processes
+# Seconds between two looks (`Peers.look`) for other processes, and while there are none. Both cost time of the training.
+LOOK_S, ALONE_LOOK_S = 0.1, 0.5
 MIN_RENEWALS = 2  # another process counts as training once it has renewed its claim this many times
 # A peer counts as having stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
 # time between our last two looks.
@@ -104,8 +105,9 @@ class Peers:
         """
         if self._number < 0 or now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + LOOK_S
-        if not self._number and not self._seen and not os.path.exists(self._path(1)):
+        is_alone = not self._number and not self._seen and not os.path.exists(self._path(1))
+        self._next_look_s = now_s + (ALONE_LOOK_S if is_alone else LOOK_S)
+        if is_alone:
             return
         gap_s, self._last_look_s = now_s - (self._last_look_s or now_s), now_s
         active = self._others(now_s, max(SILENT_S, SILENT_LOOKS * gap_s))

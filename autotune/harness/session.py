@@ -10,12 +10,13 @@ import atexit
 import functools
 import os
 import sys
+import time
 from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
 from . import libraries, process, protocol, state
 from .announcement import LastStep
-from .clock import make_clock
+from .clock import HostClock, make_clock
 from .context import TrialContext
 from .ending import Ending
 from .explain import skipping
@@ -27,11 +28,13 @@ from .window import Window
 
 EAGER_STEPS = 8  # number of steps at the start that are processed one by one; with several ranks, all steps are
 OTHER_DEVICE = "the program trains on a device of type {}: autotune can time steps only on CPUs and on CUDA devices"
-LOOK_S = 0.1  # seconds between two calls of `_look` after the eager steps; `_look` is costly because its code is cold
+LOOK_S = 0.2  # seconds between two calls of `_look` after the eager steps; `_look` is costly because its code is cold
 
 
 class Session(TrialContext):
     """The harness in this process: creates the objects that watch the program and follows its steps."""
+
+    __slots__ = ("_is_plain", "_next_look_s")  # as in TrialContext
 
     def __init__(self, spec_path: str) -> None:
         super().__init__(protocol.read_spec(spec_path))
@@ -123,6 +126,7 @@ class Session(TrialContext):
             self.ending.give_up(OTHER_DEVICE.format(kind))
         if not self.is_applying:
             self.clock = make_clock(self.device, self.device_index)
+            self.loaders.is_on_gpu = self.device == "cuda"
             self.memory.begin(self.device, self.device_index, limit_bytes=self.spec.memory_limit_bytes)
             if self.world_size == 1:
                 self.peers.claim()
@@ -141,6 +145,7 @@ class Session(TrialContext):
         instead of seventeen: each call of cold code costs a microsecond (measured).
         """
         modules, touched, training, mark = self.modules, self.loaders.touched, self.loaders.training, self.clock.mark
+        waiting, monotonic = self.clock.waiting if isinstance(self.clock, HostClock) else None, time.monotonic
 
         def after_plain_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if len(touched) != 1 or touched[0] is not training or modules.is_evaluated or not self._is_plain:
@@ -155,7 +160,11 @@ class Session(TrialContext):
             training.num_steps_fed += 1
             training.num_steps_running += 1
             training.samples = training.wait_s = training.num_yields = 0
-            now_s = mark(samples, wait_s, False)
+            if waiting is None:
+                now_s = mark(samples, wait_s, False)
+            else:
+                now_s = monotonic()
+                waiting.append((now_s, samples, wait_s, False))
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S
                 try:

@@ -89,7 +89,7 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
-        steps = self._without_last_held(steps)
+        new, steps = steps, self._without_last_held(steps)
         if context.explained is not None:
             steps = [step for step in steps if not step.is_foreign]
             self.plain_s += [step.step_s for step in steps]
@@ -104,7 +104,10 @@ class Window:
             if meter.feed_evaluation(steps[number].step_s, steps[number].samples) == STEADY != was:
                 self._open()
             steps = steps[number + 1 :]
-        self._feed(meter, [step for step in steps if not step.is_foreign])
+        if steps is new and meter.phase == STEADY and True not in columns["is_foreign"]:
+            self._measure(meter, columns)  # the common case; filtering these steps would take as long as measuring them
+        else:
+            self._feed(meter, [step for step in steps if not step.is_foreign])
         self.is_full = meter.phase == DONE
 
     def _without_last_held(self, steps: List[Finished]) -> List[Finished]:
@@ -125,7 +128,7 @@ class Window:
     def _feed(self, meter: Meter, steps: List[Finished]) -> None:
         self._warm_up(meter, steps)
         if meter.phase == STEADY and steps:
-            self._measure(meter, steps)
+            self._measure(meter, _columns(steps))
 
     def _warm_up(self, meter: Meter, steps: List[Finished]) -> None:
         """Feeds the meter until the window opens, and removes the fed steps from the list."""
@@ -159,8 +162,7 @@ class Window:
         context.memory.open_window()
         context.phases.enter("steady")
 
-    def _measure(self, meter: Meter, steps: List[Finished]) -> None:
-        columns = _columns(steps)
+    def _measure(self, meter: Meter, columns: Dict[str, Sequence[Any]]) -> None:
         self.wait_s += sum(columns["wait_s"])
         self.busy_s += sum(columns["busy_s"])
         self.step_s += sum(columns["step_s"])
@@ -168,7 +170,7 @@ class Window:
         meter.feed_window(columns["step_s"], columns["samples"], is_quiet=all(columns["is_quiet"]))
         end_s = self._context.spec.end_s
         now_s = time.monotonic() + self._context.clock_offset_s
-        if end_s is not None and now_s + self._ahead_s(steps[-1].step_s) >= end_s:
+        if end_s is not None and now_s + self._ahead_s(columns["step_s"][-1]) >= end_s:
             self.is_cut_off = meter.cut_off()
         if meter.phase == DONE:
             self._context.supply.close_window()
