@@ -24,7 +24,7 @@ class Interleaving:
         measure: measures a configuration again and returns the record.
         order: random source that decides which of the two goes first.
         pairs: complete rounds measured before; new ones are appended to this list.
-        was_one_first: whether the last of these measured `one` first.
+        was_one_first: whether `one` was measured first in the last round of `pairs`.
     """
 
     def __init__(

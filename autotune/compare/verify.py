@@ -56,8 +56,8 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;
     - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, any
-      claim would hold if the interval was wide enough. A best that is slower than the baseline, which violates a constraint,
-      must not lose more than twice what is claimed (on the log scale);
+      claim would hold if the interval was wide enough. If the baseline violates a constraint, the best configuration may be the
+      slower one. Its claim then holds if today's slowdown is at most twice the claimed one (on the log scale);
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by

@@ -142,7 +142,7 @@ def best_number(summary: Summary) -> int | None:
 
 
 def study_tags(study: StudyRecord, summary: Summary, present: Iterable[str] = ()) -> dict[str, str]:
-    """Returns the parent run's tags. Of the tags that are `present`, those that the study no longer has become NO_VALUE."""
+    """Returns the parent run's tags. A tag in `present` that the study has no longer is set to NO_VALUE."""
     speedup, best = summary.get("speedup") or {}, best_number(summary)
     tags = {
         STUDY_TAG: study_id(study),

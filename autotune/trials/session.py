@@ -244,7 +244,7 @@ class Session:
         return self.again_start_s(first) + max(self.inputs.config.measure.finals.race_min_s, cycles_s)
 
     def again_start_s(self, first: TrialRecord) -> float:
-        """Returns what a fresh trial of an earlier one's configuration is expected to take outside its window.
+        """Returns the seconds outside its window that a fresh trial with the configuration of `first` is expected to take.
 
         The compile cache has what the earlier trial compiled.
         """

@@ -32,7 +32,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in copies to the GPU for which the host waits",
         gain=evidence.gain((frac * most_s for frac in SAVED_FRAC), "bound"),
-        basis=f"seconds inside the copies, at most the seconds in which the GPU is idle or copies; {NOT_CHECKED}",
+        basis=f"seconds inside the copies, at most the seconds in which the GPU is idle or copying; {NOT_CHECKED}",
         **evidence.remedy(knob, True, "copy from page-locked memory (pin_memory=True), with .to(device, non_blocking=True)"),
     )
 

@@ -83,7 +83,7 @@ class SkippedStages(Stages):
         self._again: Dict[Hashable, Again] = {}
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
-        self._begun_of: Dict[Place, int] = {}  # place without its number (the last item) -> how many stages began with it
+        self._begun_of: Dict[Place, int] = {}  # place without its last item -> number of stages so far that begin so
         self._before: Dict[Place, Again] = {}  # results that earlier workers have saved
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
