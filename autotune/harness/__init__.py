@@ -19,7 +19,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times the phases of the process; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
-    announcement.py           how rank 0 tells the other ranks the number of a step, and after which step all ranks exit
+    last_step.py              how rank 0 tells the other ranks the number of a step, and after which step all ranks exit
     ending.py                 how a process ends and writes its result
     report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input

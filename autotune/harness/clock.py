@@ -20,7 +20,7 @@ class Finished(NamedTuple):
     is_quiet: bool  # nothing was compiled and no memory segment was allocated
 
 
-RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; part of `num_ahead` (announcement.py)
+RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; part of `num_ahead` (last_step.py)
 
 
 class HostClock:

@@ -17,13 +17,13 @@ from . import protocol
 from .clock import HostClock
 
 if TYPE_CHECKING:
-    from .announcement import LastStep
     from .applied import Applied
     from .ending import Ending
     from .explain.passes import Explained
     from .gradients import Gradients
     from .knobs.affinity import AffinityBinder
     from .knobs.registry import Handlers
+    from .last_step import LastStep
     from .loaders import LoaderWatch
     from .losses import LossWatch
     from .modules import ModuleWatch

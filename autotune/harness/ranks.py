@@ -23,7 +23,7 @@ from . import members
 from .knobs.parallel import ParallelKnobs
 from .patches import replace_of_object
 
-MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, in addition to `num_ahead` (announcement.py)
+MIN_STEPS, MAX_STEPS = 1, 6  # steps observed after the window, in addition to `num_ahead` (last_step.py)
 LOOK_S = 1.0  # about how many seconds to observe if steps are short
 MAX_PROBE_BYTES = 32 << 20  # largest all-reduce; beyond this, bandwidth hardly depends on the size
 PROBES = 4  # number of all-reduces; the first is discarded
@@ -41,7 +41,7 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to observe, in addition to `num_ahead` (announcement.py); 0 without a wrapper."""
+        """Returns how many steps to observe, in addition to `num_ahead` (last_step.py); 0 without a wrapper."""
         return max(MIN_STEPS, min(MAX_STEPS, int(LOOK_S / max(step_s, 1e-9)))) if self._parallel.living else 0
 
     def begin(self, *, is_compiled: bool) -> None:

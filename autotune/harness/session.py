@@ -15,12 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
 from . import libraries, process, protocol, state
-from .announcement import LastStep
 from .clock import HostClock, make_clock
 from .context import TrialContext
 from .ending import Ending
 from .explain import skipping
 from .knobs.affinity import AffinityBinder
+from .last_step import LastStep
 from .patches import patches
 from .peers import Peers
 from .phases import Phases

@@ -6,9 +6,9 @@ import math
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
-from .announcement import num_ahead
 from .clock import Finished
 from .context import TrialContext
+from .last_step import num_ahead
 from .meter import DONE, STEADY, WARMUP, Meter
 
 PARITY_STEPS = 8  # minimum number of steps of a parity run, however slow they are

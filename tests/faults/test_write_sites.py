@@ -31,7 +31,7 @@ SITES = {
         search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
-        harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
+        harness.last_step.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
         harness.ending.Ending.broke harness.ending.Ending.give_up harness.explain.passes.Explained.finish
         harness.peers.Peers.claim harness.peers.Peers.is_over harness.peers.Peers.lead harness.protocol.write_json
         harness.protocol.write_text launchers.local._prepare launchers.supervisor.Supervisor._start

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.harness import announcement
-from autotune.harness.announcement import Announcement, num_ahead
+from autotune.harness import last_step
+from autotune.harness.last_step import Announcement, num_ahead
 from autotune.harness.peers import Peers
 from autotune.harness.process import num_nodes
 from autotune.harness.protocol import Spec, clock_offset_s, place_of
@@ -53,7 +53,7 @@ def test_last_step_is_announced_earlier_on_several_nodes(monkeypatch):
 def test_announcement_is_read_from_the_store_if_its_file_is_not_visible(monkeypatch, tmp_path):
     told = {}
     store = SimpleNamespace(set=told.__setitem__, check=lambda keys: keys[0] in told, get=lambda key: told[key].encode())
-    monkeypatch.setattr(announcement, "_store", lambda: store)
+    monkeypatch.setattr(last_step, "_store", lambda: store)
     for name, value in TWO_NODES.items():
         monkeypatch.setenv(name, value)
     first, second = (Announcement(context(spec={"folder": str(tmp_path / name)}), "stop.json") for name in "ab")

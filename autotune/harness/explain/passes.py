@@ -8,8 +8,8 @@ import time
 from typing import Optional
 
 from .. import protocol
-from ..announcement import Announcement, num_ahead
 from ..context import TrialContext
+from ..last_step import Announcement, num_ahead
 from ..meter import WARMUP
 from .base import Pass
 from .documents import LINES, MEMORY, PASSES, document_file
