@@ -32,6 +32,8 @@ _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPAS
 # (--eos_token_id). A name that ends in "key" is not secret if all words before it are in the second set (--csv-img-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
+    "budget", "count", "per", "drop", "dropout", "keep", "prune", "pruning", "merge", "merging", "mixer", "mixing", "pool",
+    "pooling", "reduction", "ratio", "rate", "loss", "weight", "embedding", "dim",
 }  # fmt: skip
 _OF_SAMPLES = {
     "image", "img", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",

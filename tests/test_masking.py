@@ -51,6 +51,7 @@ def test_secrets_are_masked(text, masked):
         "mail someone@example.org, see https://example.org/a",
         "monkey=1 keyboard=2",
         "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
+        "--token-budget 4096 --token_mixer=attention --token-pooling mean --token-loss-weight 12.5",
         "--metric-key val_loss --monitor_key=loss --prng-key 42 --csv-img-key filepath --csv-caption-key title",
         "--energy_key=REF_energy --forces_key=REF_forces",
         "--key-frames --token",
