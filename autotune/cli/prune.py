@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -284,8 +285,8 @@ def _remove_one(path: Path, *, is_study: bool) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
-    if is_study:
-        path = path.rename(path.with_name(f".{path.name}{REMOVED}"))
+    if is_study:  # a folder of this name may be left by a removal that was interrupted
+        path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}{REMOVED}"))
     shutil.rmtree(path)  # follows no links
 
 

@@ -249,6 +249,8 @@ def test_interrupted_removal_is_finished_by_the_next_prune(cli, tmp_path, privat
     folder = filled(tmp_path / "runs")
     folder.path.rename(tmp_path / "runs/.resnet18.removed")
     assert "No study in runs" in cli("list").stdout
+    filled(tmp_path / "runs")  # a new study of the same name
+    assert cli("prune", "resnet18", "--yes").returncode == 0
     assert cli("prune", "--yes").returncode == 0
     assert list((tmp_path / "runs").iterdir()) == []
 
