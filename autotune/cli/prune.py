@@ -150,7 +150,8 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
             if kind != CACHE or _status(folder) in ("complete", "failed"):  # `resume` needs an unfinished study's cache
                 place.add(kind, [found])
         for trial in _folders(path / "trials"):
-            for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
+            is_over = trial.name.isdecimal() and (trial / "trial.json").is_file()  # "0007.bak" is a copy that the user made
+            for kind, found in _matching(trial, OF_TRIAL) if is_over else ():
                 if kind != TRACES or (trial / FOLDER / INDEX).is_file():  # a trace is kept until the tables are made from it
                     place.add(kind, [found])
         yield place

@@ -89,6 +89,7 @@ def test_a_narrow_terminal_shows_the_names_and_the_whole_sizes(tmp_path, monkeyp
 def test_prune_with_yes_removes_only_files_that_no_command_reads(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     shown = {words: cli(*words).stdout for words in (("show", "--json"), ("show", "--trial", "1"), ("export",), ("list",))}
+    shutil.copytree(folder.trial_path(1), folder.path / "trials" / "0001.bak")
     before = content(folder.path)
     assert cli("prune", "--yes").returncode == 0
     gone = before.keys() - content(folder.path).keys()
