@@ -39,6 +39,7 @@ _OF_SAMPLES = {
     "image", "img", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
     "monitor", "loss", "score", "feature", "group", "batch", "column", "field", "sample", "index", "seed", "prng", "rng",
     "random", "csv", "tsv", "json", "jsonl", "audio", "video", "energy", "forces", "stress", "virials", "dipole", "charges",
+    "data", "dataset", "split", "class", "time", "date", "name", "x", "y",
 }  # fmt: skip
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

@@ -53,7 +53,7 @@ def test_secrets_are_masked(text, masked):
         "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
         "--token-budget 4096 --token_mixer=attention --token-pooling mean --token-loss-weight 12.5",
         "--metric-key val_loss --monitor_key=loss --prng-key 42 --csv-img-key filepath --csv-caption-key title",
-        "--energy_key=REF_energy --forces_key=REF_forces",
+        "--energy_key=REF_energy --forces_key=REF_forces --dataset-key train --x_key=images --class-name-key label",
         "--key-frames --token",
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],
