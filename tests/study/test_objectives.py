@@ -195,7 +195,7 @@ def test_cost_per_epoch_is_refused_after_the_baseline_if_the_epoch_is_unknown(be
 
 
 def test_an_objective_in_samples_is_refused_for_a_program_whose_tokens_are_counted():
-    with pytest.raises(BadInput, match="whose rate is in tokens/s, got time_for_samples.* which counts tokens"):
+    with pytest.raises(BadInput, match=r"whose rate is in tokens/s, got time_for_samples.* which counts tokens"):
         Goal(names=("time_for_samples",), samples=1e6).check_baseline(a_trial(0, unit="tokens"))
 
 
