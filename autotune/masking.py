@@ -32,11 +32,14 @@ _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPAS
 # (--eos_token_id). A name that ends in "key" is not secret if all words before it are in the second set (--csv-img-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
+    "budget", "count", "per", "drop", "dropout", "keep", "prune", "pruning", "merge", "merging", "mixer", "mixing", "pool",
+    "pooling", "reduction", "ratio", "rate", "loss", "weight", "embedding", "dim",
 }  # fmt: skip
 _OF_SAMPLES = {
     "image", "img", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
     "monitor", "loss", "score", "feature", "group", "batch", "column", "field", "sample", "index", "seed", "prng", "rng",
     "random", "csv", "tsv", "json", "jsonl", "audio", "video", "energy", "forces", "stress", "virials", "dipole", "charges",
+    "data", "dataset", "split", "class", "time", "date", "name", "x", "y",
 }  # fmt: skip
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -44,12 +47,16 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)(\\?[\"']?\s*[=:]\s*\\?[\"']?)")
 _VALUE = re.compile(r"(?:Bearer |Basic )?[^\s\"',;&)}\]\\]+")
 _FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"'])([^\s\"'-][^\s\"']*)")
-# A string or a number of JSON or YAML.
-_SCALAR = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?:^|[\s\[:,])(?P<number>-?\d[\d.eE+-]*)(?=\s*(?:[,\]}\n]|\Z))', re.MULTILINE)
+# A string of JSON or YAML, or a value that needs no quotes there: a number, null, true or false.
+_SCALAR = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|(?:^|[\s\[:,])(?P<bare>-?\d[\d.eE+-]*|null|true|false)(?=\s*(?:[,\]}\n]|\Z))', re.MULTILINE
+)
+_BARE = re.compile(r"[\d.eE+-]+|null|true|false")  # what may be such a value or a part of it
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
-_SWITCH = re.compile(r"true|false|\d{1,2}", re.IGNORECASE)  # a value that is no secret, whatever its key
+# A value that is no secret, whatever its key: hub_token=null, --token-dropout 0.1.
+_SWITCH = re.compile(r"true|false|null|none|\d{1,2}|-?\d{0,2}\.\d+|-?\d(?:\.\d+)?e[+-]?\d{1,3}", re.IGNORECASE)
 # Keys of a trial's evidence with dictionaries whose keys are paths. The path out_token/model names no secret.
 _BY_PATH = frozenset({"files_left", "files_new", "files_aside", "files_unguarded"})
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
@@ -150,14 +157,14 @@ class Secrets:
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def stored(self, text: str) -> str:
-        """Masks a JSON or YAML document as `message` does, but leaves numbers and keys, so that the document stays readable.
+        """Masks a JSON or YAML document as `message` does, but leaves keys, numbers and null, so that it stays readable.
 
         `--password 123` must not turn 123.4 into ***.4.
         """
         values = [span for span in self._values(text) if not _is_key(text, span)]
-        if any(text[start:stop].isdigit() for start, stop in values):
-            numbers = [found.span("number") for found in _SCALAR.finditer(text) if found["number"]]
-            values = [span for span in values if not _is_within(numbers, span)]
+        if any(_BARE.fullmatch(text, *span) for span in values):
+            bare = [found.span("bare") for found in _SCALAR.finditer(text) if found["bare"]]
+            values = [span for span in values if not _is_within(bare, span)]
         return _cut(text, [*_addresses(text), *values])
 
     def words(self, words: Sequence[str]) -> list[str]:
@@ -225,7 +232,7 @@ def _keyed(text: str) -> Iterator[_Span]:
                 yield value.span()
             end = value.end()
     for flag in _FLAG.finditer(text):
-        if sounds_secret(flag[1]):
+        if sounds_secret(flag[1]) and not _SWITCH.fullmatch(flag[2]):
             yield flag.span(2)
 
 
@@ -267,7 +274,7 @@ def _cut(text: str, spans: Iterable[_Span]) -> str:
 def _held(name: str, value: str) -> list[str]:
     """Returns the secrets in a variable: its whole value, or the credentials in it. A path to a key file is not a secret."""
     if sounds_secret(name):
-        return [] if value.startswith("/") and os.path.exists(value) else [value]
+        return [] if _SWITCH.fullmatch(value) or (value.startswith("/") and os.path.exists(value)) else [value]
     return _credentials(value)
 
 
@@ -293,7 +300,8 @@ def _typed(words: Sequence[str]) -> Iterator[str]:
 
 
 def _is_value_of(before: str, word: str) -> bool:
-    return before.startswith("-") and "=" not in before and not word.startswith("-") and sounds_secret(before)
+    is_flag = before.startswith("-") and "=" not in before and not word.startswith("-")
+    return is_flag and sounds_secret(before) and not _is_plain(word)
 
 
 def _forms(value: str) -> set[str]:

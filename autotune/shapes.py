@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any
 
 ANY = "*"
-MAX_NUMBER = 1e30  # no time, size or rate is larger; arithmetic on larger numbers could overflow
+MAX_NUMBER = 1e30  # no time, size or rate is larger; arithmetic on larger numbers could overflow. A loss may be: see `clipped`
 FINITE = (str, int, bool, type(None))  # most values of a document
 LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoch
 
@@ -109,6 +109,11 @@ def finite(document: Any) -> Any:
 
 def _is_odd(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def clipped(value: float) -> float:
+    """Returns a number, or the nearest one that a document may hold: the loss of a training that diverges may be larger."""
+    return max(-MAX_NUMBER, min(MAX_NUMBER, value))
 
 
 # Kinds of values; a message calls each by its function's name ---------------------------------------------------------------

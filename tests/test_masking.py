@@ -51,8 +51,9 @@ def test_secrets_are_masked(text, masked):
         "mail someone@example.org, see https://example.org/a",
         "monkey=1 keyboard=2",
         "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
+        "--token-budget 4096 --token_mixer=attention --token-pooling mean --token-loss-weight 12.5",
         "--metric-key val_loss --monitor_key=loss --prng-key 42 --csv-img-key filepath --csv-caption-key title",
-        "--energy_key=REF_energy --forces_key=REF_forces",
+        "--energy_key=REF_energy --forces_key=REF_forces --dataset-key train --x_key=images --class-name-key label",
         "--key-frames --token",
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],
@@ -112,6 +113,16 @@ def test_switches_and_small_numbers_are_no_secrets_whatever_their_key():
     assert secrets.document({"env": {"USE_TOKEN": "true", "A_KEY": "12"}}) == {"env": {"USE_TOKEN": "true", "A_KEY": "12"}}
 
 
+def test_settings_without_a_value_and_fractions_are_no_secrets_whatever_their_key():
+    words = ["python", "train.py", "logger.api_key=null", "--hub-token", "None", "--token-dropout", "0.0", "--token-eps=1e-05"]
+    secrets = Secrets.known({"TOKEN_DROPOUT": "0.25"}, words)
+    document = {"ci": None, "spared_s": 0.0, "values": [0.25, 1e-05], "why": "null, None", "token_dropout": 0.1}
+    assert json.loads(secrets.stored(json.dumps(document))) == document
+    assert secrets.words(words) == words
+    assert secrets.document(document) == document
+    assert secrets.text("loss is None at --token-dropout 0.0") == "loss is None at --token-dropout 0.0"
+
+
 def test_documents_are_masked_by_key_and_keep_everything_else():
     document = {
         "env": {"HF_TOKEN": "abc", "A_TOKEN": "${oc.env:A_TOKEN}", "OMP": "1", "B_TOKEN": "***2", "C_TOKEN": ""},
@@ -169,7 +180,9 @@ def test_sizes_of_files_are_kept_if_a_path_sounds_like_a_secret():
 
 
 def test_masked_document_can_still_be_read():
-    secrets = Secrets.known({"A_TOKEN": "12345678"}, ["--password", "123", "--login-token", "seconds", "--api-key", "hunter2x"])
+    typed = ["--password", "123", "--login-token", "seconds", "--api-key", "hunter2x", "--pin-token", "123.4", "x://null@host"]
+    secrets = Secrets.known({"A_TOKEN": "12345678"}, typed)
     document = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "seconds": hunter2x, 12345678', "hunter2x: yes": "seconds"}
     masked = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "***": ***, ***', "***: yes": "***"}
-    assert json.loads(secrets.stored(json.dumps(document))) == masked
+    more = {"ci": None, "is_recipe": True}
+    assert json.loads(secrets.stored(json.dumps({**document, **more, "null": "null"}))) == {**masked, **more, "null": "***"}

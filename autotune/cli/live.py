@@ -22,12 +22,12 @@ from autotune.cli.terminal import MAX_WIDTH, outcome_style
 from autotune.harness.protocol import Progress
 from autotune.quantities import clock_text, number_text, rate_text, ratio_text
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
-from autotune.report.trials import is_better
 from autotune.trials.events import Outlook
 from autotune.wording import aims_text, changes_phrase, machine_text, objective_of, objective_text, score_of, warm_start_text
 
 REFRESHES_PER_S = 4
 MAX_SHOWN = 4  # maximum number of running trials that are shown
+MAX_KEPT = 64  # number of best trials that are remembered, because loss parity may rule out the best of them
 PHASE_WORDS = {
     "spawn": "starting",
     "import": "importing",
@@ -52,14 +52,23 @@ class _Running:
 
 
 class LiveView(View):
-    """Shows a study on a terminal."""
+    """Shows a study on a terminal.
 
-    def __init__(self, console: Console, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        console: the terminal.
+        path: the study's folder.
+        clock: returns the seconds of the study's clock, by which its budget counts.
+        begun_s: moment on this clock from which the budget counts; None for now.
+    """
+
+    def __init__(
+        self, console: Console, path: Path, clock: Callable[[], float] = time.monotonic, begun_s: float | None = None
+    ) -> None:
         self._console, self._path, self._clock = console, path, clock
-        self._begun_s = clock()
+        self._begun_s = clock() if begun_s is None else begun_s
         self._study: StudyRecord | None = None
         self._baseline: TrialRecord | None = None
-        self._best: TrialRecord | None = None
+        self._rated: list[TrialRecord] = []  # trials that may win, now or after others are ruled out, best first
         self._counts: dict[str, int] = {}
         self._running: dict[int, _Running] = {}
         self._slots: dict[str, Any] = {}  # as they were when the study started: the table's columns must not change later
@@ -114,13 +123,15 @@ class LiveView(View):
         if trial.kind is Kind.baseline:
             self._baseline = trial
         shown, before = trial.as_json(), self._best.as_json() if self._best else None
-        if is_better(self._about, shown, before):
-            self._best = trial
+        if trial.kind in (Kind.baseline, Kind.search) and trial.outcome in (Outcome.ok, Outcome.raced):
+            self._rated = sorted([*self._rated, trial], key=lambda one: -(score_of(self._about, one.as_json()) or 0.0))
+            del self._rated[MAX_KEPT:]
         width = self._console.width
         if sum(self._counts.values()) == 1:  # the header shows the rates' unit, which is unknown until a trial has ended
             self._console.print(trials.table(width, about=self._about))
         baseline = score_of(self._about, self._baseline.as_json()) if self._baseline else None
-        best = self._best.number if self._best and self._best is not self._baseline else None
+        found = self._best
+        best = found.number if found and found is not self._baseline else None
         row = trials.row(shown, width=width, about=self._about, baseline=baseline, best=best, before=before)
         self._console.print(row)
         self._running.pop(trial.number, None)
@@ -171,19 +182,27 @@ class LiveView(View):
         time_row = self._time_row(width)
         return Group(Rule(style="quiet"), grid, *([time_row] if time_row is not None else []))
 
+    @property
+    def _best(self) -> TrialRecord | None:
+        """The best trial so far; None if there is none that may win. Loss parity may rule out a trial that has ended."""
+        return next((trial for trial in self._rated if trial.outcome.may_win), None)
+
     def _best_line(self) -> Text:
-        if self._best is None or self._baseline is None:
+        best = self._best
+        if self._baseline is None:
             return Text("measuring the baseline first", style="quiet")
-        if self._best is self._baseline:
+        if best is None:
+            return Text("no trial that may win yet", style="quiet")
+        if best is self._baseline:
             return Text(f"the baseline, {rate_text(self._baseline.value, self._baseline.unit)}")
-        ratio = (self._best.score or 0.0) / max(self._baseline.score or 0.0, 1e-12)
-        name, unit = objective_of(self._about), self._best.unit
+        ratio = (best.score or 0.0) / max(self._baseline.score or 0.0, 1e-12)
+        name, unit = objective_of(self._about), best.unit
         if name == THROUGHPUT:
-            rates = f"  {rate_text(self._best.value, unit)} against {number_text(self._baseline.value)}  "
+            rates = f"  {rate_text(best.value, unit)} against {number_text(self._baseline.value)}  "
         else:
-            own, base = (objective_text(name, side.objectives.get(name), unit) for side in (self._best, self._baseline))
+            own, base = (objective_text(name, side.objectives.get(name), unit) for side in (best, self._baseline))
             rates = f"  {own} against {base}  "
-        return Text.assemble((ratio_text(ratio), "win"), rates, (changes_phrase(self._best.changed), "default"))
+        return Text.assemble((ratio_text(ratio), "win"), rates, (changes_phrase(best.changed), "default"))
 
     def _now_line(self, number: int, running: _Running) -> Text:
         frame = self._spinner.render(self._clock())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -149,7 +150,8 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
             if kind != CACHE or _status(folder) in ("complete", "failed"):  # `resume` needs an unfinished study's cache
                 place.add(kind, [found])
         for trial in _folders(path / "trials"):
-            for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
+            is_over = trial.name.isdecimal() and (trial / "trial.json").is_file()  # "0007.bak" is a copy that the user made
+            for kind, found in _matching(trial, OF_TRIAL) if is_over else ():
                 if kind != TRACES or (trial / FOLDER / INDEX).is_file():  # a trace is kept until the tables are made from it
                     place.add(kind, [found])
         yield place
@@ -284,8 +286,8 @@ def _remove_one(path: Path, *, is_study: bool) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
-    if is_study:
-        path = path.rename(path.with_name(f".{path.name}{REMOVED}"))
+    if is_study:  # a folder of this name may be left by a removal that was interrupted
+        path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}{REMOVED}"))
     shutil.rmtree(path)  # follows no links
 
 

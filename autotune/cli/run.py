@@ -126,7 +126,7 @@ def carry_out(
         is_quiet: print only warnings and the verdict.
     """
     try:
-        with contextlib.closing(_view(folder, as_json=as_json, is_quiet=is_quiet)) as view:
+        with contextlib.closing(_view(inputs, folder, as_json=as_json, is_quiet=is_quiet)) as view:
             summary = study(inputs, folder, view)
     except NothingWorked:
         if as_json:
@@ -232,7 +232,7 @@ def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Track
     return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, secrets)
 
 
-def _view(folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
+def _view(inputs: StudyInputs, folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
     from autotune.cli.live import LiveView
     from autotune.cli.plain import OnlyVerdict, PlainLines, Quiet
 
@@ -244,4 +244,4 @@ def _view(folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
     if not can_redraw(out):
         return PlainLines(folder.path)
     out.file = cast(IO[str], Outlasted(out.file))
-    return LiveView(out, folder.path)
+    return LiveView(out, folder.path, inputs.clock.monotonic, inputs.began_s)

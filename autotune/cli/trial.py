@@ -104,5 +104,5 @@ def _pairs(pairs: list[tuple[str, str]]) -> Table:
     made.add_column(style="quiet", no_wrap=True)
     made.add_column(overflow="fold")
     for name, text in pairs:
-        made.add_row(name, Text(text, overflow="fold"))
+        made.add_row(Text(name), Text(text, overflow="fold"))  # a stranger's file may name a metric "[/x]", which is no markup
     return made

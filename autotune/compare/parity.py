@@ -26,6 +26,7 @@ from autotune import stats
 from autotune.knobs.catalogue import knob
 from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
+from autotune.shapes import clipped
 from autotune.trials.budget import without_window_s
 from autotune.trials.losses import MIN_STEPS, Comparison, Verdict, compare
 from autotune.trials.not_finite import loss_words
@@ -163,7 +164,7 @@ class Parity:
             return dataclasses.replace(reference, changed=changed)
         record.evidence["parity"] = dataclasses.asdict(found)
         if found.difference_frac is not None:
-            record.metrics["loss_difference_frac"] = found.difference_frac
+            record.metrics["loss_difference_frac"] = clipped(found.difference_frac)
         if found.verdict is Verdict.failed and record.outcome is not Outcome.nonfinite:
             record.outcome = Outcome.parity
         if record.outcome not in UNTRAINED:

@@ -95,7 +95,8 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
         memory_bytes: memory of the machine.
     """
     loader = (results[0].detected.get("loader") or {}) if results else {}
-    samples = sum(result.window.samples for result in results if result.window)
+    # Steps or tokens cannot be compared with the number of samples in the data set.
+    samples = sum(result.window.samples for result in results if result.window and result.unit == "samples")
     if use is None or not use.read_bytes or use.disk_bytes is None or not samples or not loader.get("num_samples"):
         return ""
     data_bytes = use.read_bytes / samples * loader["num_samples"]

@@ -122,8 +122,8 @@ class Goal:
         problems = []
         if record.unit != "samples" and (counting := [name for name in self.names if name in (TIME, COST)]):
             problems.append(
-                f"objective: samples cannot be counted, because no batches were detected in this program, got {counting[0]}. "
-                f"Give objective={THROUGHPUT}, which counts the program's optimizer steps."
+                f"objective: samples cannot be counted in this program, whose rate is in {record.unit}/s, got {counting[0]}. "
+                f"Give objective={THROUGHPUT}, which counts {record.unit}."
             )
         elif COST in self.names and self.epoch_samples is None:
             do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."

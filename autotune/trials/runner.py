@@ -74,10 +74,11 @@ class Request(TrialRequest):
 
 @dataclass(kw_only=True)
 class Finished:
-    """A trial's record and its ranks' results."""
+    """A trial's record and its ranks' results, and whether the record is on disk."""
 
     record: TrialRecord
     results: list[RankResult] = field(default_factory=list)
+    is_kept: bool = False
 
 
 class StoppedNow(Exception):
@@ -301,6 +302,7 @@ class TrialRunner:
         except KeyboardInterrupt:  # interrupted while writing: write it again, so that nothing measured is lost
             self.folder.write_trial(record)
             raise StoppedNow(finished) from None
+        finished.is_kept = True
         self.listener.trial_ended(record)
         return finished
 

@@ -52,6 +52,7 @@ class RunningTrial:
         self.request, self.place, self.neighbours = request, place, 0
         self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
         self._first: TrialRecord | None = None  # the first attempt, once the second is due
+        self._over: Finished | None = None  # the trial, once its last attempt is over
         self._is_begun = False  # whether the processes of the latest attempt were started
         self._waiting = ""
         runner.announce(request)
@@ -83,6 +84,7 @@ class RunningTrial:
                 return None
         elif runner.warm.is_doubtful(first) and (notice := runner.warm.judge(first, record)):
             self._listener.notice(notice)
+        self._over = finished
         return runner.finish(request, finished, self.place)
 
     @property
@@ -98,6 +100,8 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
+        if self._over and self._over.is_kept:  # interrupted in a listener, which has been told
+            return self._over
         if self._first and not self._is_begun:
             return self._runner.keep(Finished(record=self._first))
         self._running.stop(USERS_STOP)
@@ -110,6 +114,8 @@ class RunningTrial:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
         if not self._is_begun:  # the fault occurred between two attempts, and the first attempt does not count
             return None
+        if self._over and self._over.is_kept:  # the fault occurred in a listener, which has been told
+            return self._over
         try:
             ended = self._poll(is_ending=True)
         finally:  # even if polling raises the fault again; changes nothing if the processes have ended

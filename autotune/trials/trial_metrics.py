@@ -9,6 +9,7 @@ import numpy as np
 
 from autotune import ranks, stats
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, RankResult
+from autotune.shapes import clipped
 
 MAX_RANKS = 16  # with more ranks, the tracker gets no metrics of single ranks; `show --json` has them all
 _WORST_FIRST = (OVERRIDDEN, NOT_APPLICABLE, APPLIED)
@@ -82,7 +83,7 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
     """
     curves = [result.loss.get("curve") or [] for result in results if result.loss is not None]
     sums = (stats.sum_known(step) for step in zip(*curves, strict=False))
-    return [None if total is None else total / len(curves) for total in sums]
+    return [None if total is None else clipped(total / len(curves)) for total in sums]
 
 
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:

@@ -104,7 +104,10 @@ def test_on_trial_is_called_after_every_trial_and_lines_are_printed(finished, st
 
 
 def test_exception_in_on_trial_ends_a_quiet_study_and_loses_no_trial(command, capsys):
+    called = []
+
     def stop(study, trial):
+        called.append(trial.number)
         if trial.kind is Kind.search:
             raise LookupError("enough")
 
@@ -112,6 +115,7 @@ def test_exception_in_on_trial_ends_a_quiet_study_and_loses_no_trial(command, ca
         autotune.run(*SMALL, command=command, on_trial=stop, is_quiet=True)
     assert capsys.readouterr().out == ""
     study = autotune.Study("s")
+    assert called == [trial["number"] for trial in study.summary["trials"]] == [0, 1]
     assert study.status == "failed"
     assert "enough" in study.summary["reason"]
     assert [trial.kind for trial in study.trials] == [Kind.baseline, Kind.search]

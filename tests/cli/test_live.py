@@ -2,17 +2,21 @@
 
 import dataclasses
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+from autotune.cli import run
 from autotune.cli.live import LiveView
 from autotune.cli.plain import PlainLines, Quiet
 from autotune.cli.terminal import THEME, console
+from autotune.clock import VirtualClock
 from autotune.harness.protocol import PHASES, Progress
-from autotune.records import Kind
+from autotune.records import Kind, Outcome
 from autotune.trials.events import Outlook
+from tests.support.records import a_trial
 from tests.support.studies import make_study
 
 
@@ -79,6 +83,37 @@ def test_footer_names_best_running_trial_outcomes_and_time_left(screen, folder):
     said = "\n".join(screen.footer())
     for words in ("2.42x", "40.7 samples/s against 16.8", "trial 0006 measuring, step 42", "batch 128", "3 ok", "4:50"):
         assert words in said, words
+
+
+def test_best_so_far_is_never_a_trial_that_loss_parity_ruled_out(screen):
+    trials = [a_trial(0, value=10.0), a_trial(1, value=30.0, changed={"precision.amp": "fp16"})]
+    trials += [a_trial(2, value=20.0, changed={"loader.batch_size": 64}), a_trial(3, value=15.0)]
+    for trial in trials[:3]:
+        screen.view.trial_ended(trial)
+    assert "3.00x" in "\n".join(screen.footer())
+    trials[1].outcome = Outcome.parity
+    assert "2.00x" in "\n".join(screen.footer())
+    screen.view.trial_ended(trials[3])
+    assert "2.00x" in "\n".join(screen.footer())
+
+
+def test_a_baseline_that_violates_a_constraint_counts_as_measured(screen):
+    screen.view.trial_ended(a_trial(0, value=10.0, outcome=Outcome.infeasible))
+    said = "\n".join(screen.footer())
+    assert "no trial that may win yet" in said
+    assert "measuring the baseline first" not in said
+
+
+def test_time_left_follows_the_clock_by_which_the_budget_counts(folder, monkeypatch):
+    monkeypatch.setattr(run, "can_redraw", lambda out: True)
+    clock = VirtualClock()  # like the clock of a cluster, it stands still while the study waits for a node
+    inputs = SimpleNamespace(clock=clock, began_s=clock.monotonic() - 60)
+    view = run._view(inputs, folder, as_json=False, is_quiet=False)
+    view.started(folder.read_study())
+    page = Console(file=io.StringIO(), width=80, color_system=None, theme=THEME)
+    page.print(view.footer())
+    view.close()
+    assert "7:00" in page.file.getvalue()
 
 
 def test_no_line_is_wider_than_the_terminal(screen, folder):

@@ -89,6 +89,7 @@ def test_a_narrow_terminal_shows_the_names_and_the_whole_sizes(tmp_path, monkeyp
 def test_prune_with_yes_removes_only_files_that_no_command_reads(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     shown = {words: cli(*words).stdout for words in (("show", "--json"), ("show", "--trial", "1"), ("export",), ("list",))}
+    shutil.copytree(folder.trial_path(1), folder.path / "trials" / "0001.bak")
     before = content(folder.path)
     assert cli("prune", "--yes").returncode == 0
     gone = before.keys() - content(folder.path).keys()
@@ -249,6 +250,8 @@ def test_interrupted_removal_is_finished_by_the_next_prune(cli, tmp_path, privat
     folder = filled(tmp_path / "runs")
     folder.path.rename(tmp_path / "runs/.resnet18.removed")
     assert "No study in runs" in cli("list").stdout
+    filled(tmp_path / "runs")  # a new study of the same name
+    assert cli("prune", "resnet18", "--yes").returncode == 0
     assert cli("prune", "--yes").returncode == 0
     assert list((tmp_path / "runs").iterdir()) == []
 

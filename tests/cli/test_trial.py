@@ -47,6 +47,12 @@ def test_workers_that_had_to_be_forked_are_shown_as_forked(cli, study):
     assert re.search(r"loader.multiprocessing_context +fork +applied: no guard", said)
 
 
+def test_the_name_of_a_metric_is_no_markup(cli, study):
+    file = cli.cwd / "runs" / "resnet18" / "trials" / "0001" / "trial.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "metrics": {"[/x]": 2.5}}))
+    assert re.search(r"\[/x\] +2.5", cli("show", "resnet18", "--trial", "1").stdout)
+
+
 def test_setting_that_the_baseline_did_not_set_is_shown_as_not_set(cli, study):
     file = cli.cwd / "runs" / "resnet18" / "trials" / "0000" / "trial.json"
     baseline = json.loads(file.read_text())

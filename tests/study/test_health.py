@@ -321,10 +321,18 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("num_samples", "disk_bytes", "is_flagged"),
-    [(10**6, 0, True), (10**6, 0.9 * GIB, False), (1000, 0, False), (None, 0, False), (10**6, None, False)],
+    ("num_samples", "disk_bytes", "unit", "is_flagged"),
+    [
+        (10**6, 0, "samples", True),
+        (10**6, 0.9 * GIB, "samples", False),
+        (1000, 0, "samples", False),
+        (None, 0, "samples", False),
+        (10**6, None, "samples", False),
+        (10**6, 0, "steps", False),  # each of which reads a batch of unknown size
+        (10**6, 0, "tokens", False),
+    ],
 )
-def test_data_larger_than_memory_but_read_from_the_page_cache_is_flagged(num_samples, disk_bytes, is_flagged):
+def test_data_larger_than_memory_but_read_from_the_page_cache_is_flagged(num_samples, disk_bytes, unit, is_flagged):
     window = Window(
         steps=10,
         seconds=4,
@@ -336,7 +344,7 @@ def test_data_larger_than_memory_but_read_from_the_page_cache_is_flagged(num_sam
         reason="",
     )
     result = RankResult(trial=1, nonce="", rank=0, world_size=1, pid=1, status="measured", window=window)
-    result.detected = {"loader": {"num_samples": num_samples}}
+    result.unit, result.detected = unit, {"loader": {"num_samples": num_samples}}
     why = health.page_cache(use(read_bytes=GIB, disk_bytes=disk_bytes), [result], memory_bytes=16 * GIB)  # 100 KiB per sample
     assert bool(why) is is_flagged
     assert not why or "about 100 GiB" in why

@@ -5,7 +5,9 @@ import pytest
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
 from autotune.ranks import joined, rate_per_s
+from autotune.records import TrialRecord
 from autotune.trials.trial_metrics import interval, knob_reports, losses, metrics, numbers, why_no_interval
+from tests.support.records import a_trial
 
 BLOCKS = (98.0, 102.0, 99.0, 101.0, 100.0) * 8
 
@@ -152,3 +154,9 @@ def test_trial_without_results_has_no_numbers():
 @pytest.mark.parametrize("loss", [None, {}, {"curve": None}, {"curve": []}])
 def test_rank_without_losses_gives_an_empty_curve(loss):
     assert losses([rank(0, loss=loss)]) == []
+
+
+def test_a_loss_too_large_for_a_record_counts_as_the_largest_that_fits():
+    found = losses([rank(0, loss={"curve": [2.0, 3e37, -3e37, None]}), rank(1, loss={"curve": [4.0, 1e38, -1.0, 1.0]})])
+    assert found == [3.0, 1e30, -1e30, None]
+    assert TrialRecord.from_json(a_trial(losses=found).as_json()).losses == found

@@ -194,6 +194,11 @@ def test_cost_per_epoch_is_refused_after_the_baseline_if_the_epoch_is_unknown(be
         bench(Surface(), *tiny, "objective=cost_per_epoch", "machine.price_per_hour=2").run()
 
 
+def test_an_objective_in_samples_is_refused_for_a_program_whose_tokens_are_counted():
+    with pytest.raises(BadInput, match=r"whose rate is in tokens/s, got time_for_samples.* which counts tokens"):
+        Goal(names=("time_for_samples",), samples=1e6).check_baseline(a_trial(0, unit="tokens"))
+
+
 def test_resumed_study_keeps_its_scores(bench, only_modes):
     study = bench(surface(), *only_modes, "objective=energy_per_sample", "study.budget.trials=1", machine=GPU, minutes=20)
     study.run()

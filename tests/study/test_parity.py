@@ -63,6 +63,17 @@ def test_change_that_makes_the_loss_diverge_is_identified_and_cannot_win(bench, 
     assert all(run.kind is not Kind.final or "precision.amp" not in run.changed for run in one.trials)
 
 
+def test_records_of_losses_that_grow_without_bound_stay_readable(bench, space):
+    def losses(knobs, seed):
+        is_growing = knobs.get("precision.amp") == "bf16" and seed is not None  # in the comparison, not in the search
+        return [0.001 * loss for loss in curve(100.0 if is_growing else 0.97)]
+
+    one = bench(Surface(gains=GAINS, losses=losses), *space, minutes=20)
+    one.run()
+    failed = next(trial for trial in one.trials if trial.kind is Kind.parity and trial.outcome is Outcome.parity)
+    assert failed.losses[-1] == failed.metrics["loss_difference_frac"] == 1e30
+
+
 def test_change_with_similar_losses_wins_and_the_verdict_states_the_difference(bench, space):
     def losses(knobs, seed):
         return [loss * (1.001 if knobs["precision.amp"] == "bf16" else 1.0) for loss in curve(0.97)]
