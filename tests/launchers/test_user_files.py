@@ -866,6 +866,23 @@ def test_large_log_is_copied_only_a_limited_number_of_times(cwd, monkeypatch):
     assert guarded.aside.read_bytes() == PRECIOUS
 
 
+def test_checkpoint_on_a_file_system_with_few_functions_is_unchanged(cwd, monkeypatch):
+    """FUSE: without extended attributes, owners, permissions, times."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    for name in ("listxattr", "fchown", "fchmod", "utime"):
+        monkeypatch.setattr(guarded.os, name, fail)
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    guarding = Guarded(path, is_of_trial=lambda pid: pid != os.getpid(), aside=cwd / "kept")
+    program = start(cwd, WRITE, path)
+    while program.poll() is None:
+        guarding.look()
+    guarding.end()
+    assert (path.read_bytes(), guarding.is_kept, guarding.why_not) == (PRECIOUS, True, "")
+
+
 def test_copy_is_not_written_into_a_file_planted_by_another_user(cwd):
     (path := cwd / "best.pt").write_bytes(PRECIOUS)
     (victim := cwd / "victim").write_text("precious")
