@@ -232,8 +232,12 @@ def test_named_studies_must_exist(tmp_path, bench):
 
 
 def test_study_to_start_from_in_a_private_folder_of_another_user_is_bad_input(tmp_path, monkeypatch):
-    def stat(path, *_, **__):
-        raise PermissionError(13, "Permission denied", path)
+    usual = os.stat
+
+    def stat(path, *arguments, **named):
+        if str(path).startswith(f"{tmp_path}/s"):
+            raise PermissionError(13, "Permission denied", path)
+        return usual(path, *arguments, **named)
 
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(BadInput, match=r"search\.warm_start: no such study"):
