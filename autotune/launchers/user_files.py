@@ -331,7 +331,7 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
     Symbolic links to folders are resolved.
     """
     folders = [root / name for name in sorted(_names(root)) if _is_searched(name)]
-    found = dict.fromkeys(path.resolve() if path.is_symlink() else path for path in folders if os.path.isdir(path))
+    found = dict.fromkeys(path.resolve() if os.path.islink(path) else path for path in folders if os.path.isdir(path))
     return [path for path in found if path != root and not path.is_relative_to(study)][:MAX_FOLDERS]
 
 
@@ -352,7 +352,7 @@ def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], 
         num_left, used_up = [MAX_FOLDERS, MAX_FOLDERS], set[tuple[bool, Path]]()
         while waiting:
             is_late, place, depth, path = heapq.heappop(waiting)
-            folder = path.resolve() if path.is_symlink() else path
+            folder = path.resolve() if os.path.islink(path) else path
             is_skipped = any((is_late, parent) in used_up for parent in path.parents)
             if depth and (folder in found or is_skipped or _is_ours(folder, runs)):
                 continue
@@ -458,7 +458,7 @@ def _size_bytes(path: Path) -> int:
     """Returns the size of a file, or of all files in a folder, in bytes."""
     total = 0
     with contextlib.suppress(OSError):
-        if not os.path.isdir(path) or path.is_symlink():
+        if not os.path.isdir(path) or os.path.islink(path):
             return path.lstat().st_size
         for root, _, files in os.walk(path):
             for name in files:
