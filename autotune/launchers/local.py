@@ -429,9 +429,7 @@ def _end_and_clean(
 
     def found() -> list[psutil.Process]:
         processes = find()
-        for process in processes:
-            with contextlib.suppress(psutil.Error):  # it has exited meanwhile
-                created_s[process.pid] = process.create_time()
+        created_s.update({process.pid: process.create_time() for process in processes})
         return processes
 
     left = process_tree.end(found, terminate_s=graces.terminate_s, kill_s=graces.kill_s)
