@@ -221,7 +221,7 @@ class Guarded:
 
 
 def copy(lease: Lease, target: Path) -> None:
-    """Copies a leased file with its times, permissions, owner and extended attributes.
+    """Copies a leased file and, where the file system has them, its times, permissions, owner and extended attributes.
 
     Raises:
         OSError: no space for the copy, file too large to be copied while a trial waits, or file changed during the copy.
@@ -239,13 +239,18 @@ def copy(lease: Lease, target: Path) -> None:
             if (now.st_size, now.st_mtime_ns) != (lease.status.st_size, lease.status.st_mtime_ns):
                 raise OSError(errno.ETIMEDOUT, "it was changed while it was being copied") from None
         status = lease.status
-        for name in os.listxattr(lease.file):
+        names: list[str] = []
+        with contextlib.suppress(OSError):  # FUSE: each of these calls may be missing
+            names = os.listxattr(lease.file)
+        for name in names:
             with contextlib.suppress(OSError):
                 os.setxattr(file.fileno(), name, os.getxattr(lease.file, name))
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
-        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with contextlib.suppress(OSError):
+            os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
+    with contextlib.suppress(OSError):
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def remove_left(files: Iterable[Path]) -> None:

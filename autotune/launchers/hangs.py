@@ -302,11 +302,17 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
 
 def _answers(scratch: Path, until_s: float) -> list[Looked]:
     """Returns the processes that have written their stacks to a file. Waits for processes whose file is still empty."""
-    pattern = STACK_FILE.format(host="*", pid="*")
-    while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
+    while not all(texts := _written(scratch)) and time.monotonic() < until_s:
         time.sleep(0.1)
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(scratch.glob(pattern))]
     return [found for text in texts if (found := _parsed_answer(text)) is not None]
+
+
+def _written(scratch: Path) -> list[str]:
+    texts = []
+    for file in sorted(scratch.glob(STACK_FILE.format(host="*", pid="*"))):
+        with contextlib.suppress(OSError):  # on a network file system, a file that another node has just replaced may be stale
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    return texts
 
 
 def _parsed_answer(text: str) -> Looked | None:

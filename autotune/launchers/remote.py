@@ -29,8 +29,10 @@ from autotune.launchers.local import Graces, signals_held
 from autotune.launchers.messages import Watched, from_launch, to_ended
 from autotune.launchers.node_watch import NodeWatch
 from autotune.launchers.process_tree import is_taken
+from autotune.launchers.supervision import GONE_S
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
 from autotune.launchers.user_files import NOTES
+from autotune.launchers.warm import READY_S
 from autotune.machine import comparable
 from autotune.monitors.cpu import identity
 from autotune.monitors.watch import MachineWatch
@@ -38,11 +40,14 @@ from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 
 ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late) or "sweep" (with its grace periods)
-START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
+# Longest wait for the answer to "start". The agent may have to wait for two warm servers, one after the other: if the first is
+# not ready in time, it is ended, and the second imports less.
+START_S = 60.0 + 2 * (READY_S + GONE_S)
 STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"
 PROGRESS_EVERY_S = 0.5  # minimum time between two "progress" messages: through Ray, each costs both machines milliseconds
 LOOK_S = 0.05  # wait for a message in a call that should return at once
+MAX_LOST = 3  # if this many nodes in a row are lost before they are ready, the launcher requests no other
 TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 
 
@@ -90,6 +95,7 @@ class RemoteLauncher(Launcher):
         self._study: Path | None = None
         self._trial: RemoteRunning | None = None  # the last trial
         self._asked_s = 0.0
+        self._num_lost = 0  # number of nodes in a row that were lost before they were ready
         self._name = ""
         self._owners: dict[str, RemoteLauncher] = {}  # GPU -> the slot that Ray has given it to
         self._num_given: int | None = None  # number of GPUs that Ray has given to this slot; None before that
@@ -216,12 +222,15 @@ class RemoteLauncher(Launcher):
             raise BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
     def _open(self, transport: Transport, hello: Message) -> None:
-        """Prepares a new agent for the study."""
+        """Prepares a new agent for the study. If a replacement is lost meanwhile, the next call of `slots` requests another."""
         try:
             with readable():
                 self._slot = self._opened(transport, hello)
         except NodeLost as lost:
             self.close()
+            self._num_lost += 1
+            if self._first is not None and self._num_lost < MAX_LOST:
+                return
             host = hello.get("host", "of the study")
             raise BadInput(f"launcher: node {host} was lost at once, got: {lost}. Start again.") from lost
         except BaseException:
@@ -248,7 +257,7 @@ class RemoteLauncher(Launcher):
         self._first = self._first or slot
         if problems := unlike(self._first, slot):
             raise BadInput(problems)
-        self.node = node
+        self.node, self._num_lost = node, 0
         return slot
 
     def _take(self, gpus: Sequence[str]) -> None:

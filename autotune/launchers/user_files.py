@@ -292,8 +292,9 @@ class Folders:
         temporary, found, in_study = list(_temporary_places()), list[Path](), foreign(self._study)
         for path in sorted(wrote):
             is_inside = any(path.is_relative_to(root) for root in self._roots)
-            is_new_folder = path.is_dir() and path not in self._before and path.name not in IGNORED
-            is_new_file = path.is_file() and path.name not in self._names.get(path.parent, {path.name} if is_inside else ())
+            is_new_folder = os.path.isdir(path) and path not in self._before and path.name not in IGNORED
+            known = self._names.get(path.parent, {path.name} if is_inside else ())
+            is_new_file = os.path.isfile(path) and path.name not in known
             places = [*found, *([] if is_inside else temporary)]
             is_own = path.is_relative_to(self._study) and not any(map(path.is_relative_to, in_study))
             if (is_new_folder or is_new_file) and not is_own and not any(map(path.is_relative_to, places)):
@@ -330,7 +331,7 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
     Symbolic links to folders are resolved.
     """
     folders = [root / name for name in sorted(_names(root)) if _is_searched(name)]
-    found = dict.fromkeys(path.resolve() if path.is_symlink() else path for path in folders if os.path.isdir(path))
+    found = dict.fromkeys(path.resolve() if os.path.islink(path) else path for path in folders if os.path.isdir(path))
     return [path for path in found if path != root and not path.is_relative_to(study)][:MAX_FOLDERS]
 
 
@@ -351,7 +352,7 @@ def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], 
         num_left, used_up = [MAX_FOLDERS, MAX_FOLDERS], set[tuple[bool, Path]]()
         while waiting:
             is_late, place, depth, path = heapq.heappop(waiting)
-            folder = path.resolve() if path.is_symlink() else path
+            folder = path.resolve() if os.path.islink(path) else path
             is_skipped = any((is_late, parent) in used_up for parent in path.parents)
             if depth and (folder in found or is_skipped or _is_ours(folder, runs)):
                 continue
@@ -398,13 +399,15 @@ def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> l
     Leaves out files below the folder `besides`.
     """
     found: dict[Path, None] = {}
-    for path in (path.resolve() for path in paths):  # lazily: there may be thousands, on a slow file system
+    # Resolved one by one, since there may be thousands on a slow file system, and not by Path.resolve, which raises an error
+    # if a link leads to itself.
+    for path in (Path(os.path.realpath(path)) for path in paths):
         if len(found) == most:
             break
         if path in found or (besides and path.is_relative_to(besides)):
             continue
         # A file that is read-only can be replaced or removed if its folder is not.
-        if path.is_file() and (os.access(path, os.W_OK) or os.access(path.parent, os.W_OK)):
+        if os.path.isfile(path) and (os.access(path, os.W_OK) or os.access(path.parent, os.W_OK)):
             found[path] = None
     return list(found)
 
@@ -423,7 +426,8 @@ def _is_ours(path: Path, runs: Path) -> bool:
     files may lie in a folder of this name.
     """
     is_store = path.name.removeprefix(".").startswith(RESERVED_NAMES) or path.name == STORE_LOCK
-    is_new = path.parent == runs and (path / "trials").is_dir()
+    # Path.is_dir would raise an error for the study of another user, whose folder is private.
+    is_new = path.parent == runs and os.path.isdir(path / "trials")
     return is_store or path.name.startswith(NOTES) or is_new or is_study(path)
 
 
@@ -439,7 +443,7 @@ def _is_binary(path: Path) -> bool:
 
 
 def _is_saved_by_torch(path: Path) -> bool:
-    return path.is_file() and is_saved_by_torch(path)  # to open a pipe would wait for another program
+    return os.path.isfile(path) and is_saved_by_torch(path)  # to open a pipe would wait for another program
 
 
 def _names(folder: Path) -> set[str]:
@@ -454,7 +458,7 @@ def _size_bytes(path: Path) -> int:
     """Returns the size of a file, or of all files in a folder, in bytes."""
     total = 0
     with contextlib.suppress(OSError):
-        if not path.is_dir() or path.is_symlink():
+        if not os.path.isdir(path) or os.path.islink(path):
             return path.lstat().st_size
         for root, _, files in os.walk(path):
             for name in files:

@@ -179,7 +179,7 @@ def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
     """Returns the study with this name; a name that contains a separator is the path of the study's folder."""
     path = Path(os.path.expanduser(name))
     if os.sep in name:
-        if (path / "study.json").is_file():
+        if os.path.isfile(path / "study.json"):  # False in the private folder of another user, where Path.is_file would fail
             return StudyFolder(path)
         raise BadInput(f"search.warm_start: no such study, got {name!r}. Give its name, or the folder that holds study.json.")
     try:

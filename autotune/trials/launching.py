@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.config.command import CommandTemplate
 from autotune.config.recipe import tokens_per_sample
-from autotune.config.schema import StudyConfig
+from autotune.config.schema import LOCAL, StudyConfig
 from autotune.harness.protocol import Spec
 from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.catalogue import CATALOGUE, knob
@@ -73,7 +73,7 @@ def launch(
             folder=os.path.abspath(folder),
             knobs={key: value for key, value in wanted.items() if key not in passed},
             passed=passed,
-            device=_kind(config.device.kind, machine),
+            device=_kind(config.device.kind, machine, is_here=config.launcher == LOCAL),
             memory_limit_bytes=memory_cap_bytes(config.device, machine),
             global_batch=config.train.global_batch,
             tokens_per_sample=tokens_per_sample(config),
@@ -85,9 +85,13 @@ def launch(
     )
 
 
-def _kind(kind: str, machine: dict[str, Any]) -> str:
-    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not applied to the host."""
-    has_gpu = bool(machine.get("gpus")) and visible_devices(os.environ) != []
+def _kind(kind: str, machine: dict[str, Any], *, is_here: bool = True) -> str:
+    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not applied to the host.
+
+    If the trial runs on another machine (not `is_here`), that machine has named the GPUs that the trial may use. Then this
+    process's CUDA_VISIBLE_DEVICES does not count: a login node may hide all GPUs.
+    """
+    has_gpu = bool(machine.get("gpus")) and not (is_here and visible_devices(os.environ) == [])
     return "cuda" if kind == "auto" and has_gpu else kind
 
 

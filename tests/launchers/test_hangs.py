@@ -229,6 +229,13 @@ def test_file_that_is_no_answer_to_a_request_for_stacks_is_ignored(tmp_path, tex
     assert look([], tmp_path / "stderr.log").summary == "no process of the trial is left"
 
 
+def test_answer_to_a_request_for_stacks_that_cannot_be_read_is_ignored(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "stderr.log").touch()
+    (tmp_path / "scratch" / "stack.n1.7.txt").symlink_to("gone")
+    assert look([], tmp_path / "stderr.log").summary == "no process of the trial is left"
+
+
 def test_process_with_its_stderr_in_the_local_log_starts_no_thread(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "stderr.log").touch()

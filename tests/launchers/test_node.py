@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 import autotune
-from autotune.errors import AutotuneError, BadInput
+from autotune.errors import AutotuneError, BadInput, NoNode
 from autotune.failures import classify
 from autotune.knobs import malloc
-from autotune.launchers import messages, node, remote, slurm_cancel, transport
+from autotune.launchers import messages, node, remote, slurm_cancel, supervision, transport, warm
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
@@ -222,6 +222,31 @@ def test_replacement_node_must_have_the_same_hardware(launcher, folder, monkeypa
     launcher.started[0].link._thread.join()  # before the launcher notices it, a launch could go to the lost node
     with pytest.raises(BadInput, match=r"unlike node.*got cpu_model .* instead of 'another model'"):
         wait(launcher.start(a_launch(folder, program("result()"))))
+
+
+@pytest.mark.parametrize("num_lost", [1, 3])
+def test_replacement_that_is_lost_before_it_is_ready_is_replaced_again(launcher, folder, monkeypatch, num_lost):
+    usual, lost = launcher._opened, iter(range(num_lost))
+
+    def opened(*about):
+        if next(lost, None) is not None:
+            raise transport.NodeLost("preempted")
+        return usual(*about)
+
+    monkeypatch.setattr(launcher, "_opened", opened)
+    launcher.started[0].process.kill()
+    launcher.started[0].link._thread.join()
+    running = launcher.start(a_launch(folder, program("result()")))
+    if num_lost == 3:
+        with pytest.raises(NoNode, match=r"was lost at once, got: preempted\. Start again"):
+            wait(running)
+    else:
+        assert wait(running).cause == "result"
+    assert len(launcher.started) == 1 + min(num_lost + 1, 3)
+
+
+def test_start_may_take_as_long_as_two_warm_servers_in_turn():
+    assert remote.START_S > 2 * (warm.READY_S + supervision.GONE_S)
 
 
 def test_killed_agent_ends_its_trial_and_the_next_trial_gets_a_new_agent(launcher, folder):

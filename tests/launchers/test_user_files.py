@@ -752,6 +752,28 @@ def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(ot
     assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
 
 
+def test_private_study_of_another_user_in_the_runs_folder_is_passed_over(cwd, monkeypatch):
+    runs, usual = cwd / "runs", os.stat
+    (runs / "private" / "trials").mkdir(parents=True)
+    (runs / "last.pt").write_bytes(PRECIOUS)
+
+    def stat(path, *args, **options):
+        if f"{runs}/private/" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return usual(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    folders = Folders([], cwd, runs / "train" / "trials" / "0000")
+    assert folders.checkpoints() == [runs / "last.pt"]
+    assert folders.new([]) == ([], [])
+
+
+def test_link_with_the_name_of_a_checkpoint_that_leads_to_itself_is_passed_over(cwd):
+    (cwd / "last.pt").symlink_to("last.pt")
+    (cwd / "best.pt").write_bytes(PRECIOUS)
+    assert Folders([], cwd, place_of(cwd)).checkpoints() == [cwd / "best.pt"]
+
+
 def test_checkpoint_next_to_a_folder_of_trials_that_is_no_study_is_guarded(files, cwd):
     path = cwd / "experiments" / "best.pt"
     (cwd / "experiments" / "trials").mkdir(parents=True)
@@ -842,6 +864,23 @@ def test_large_log_is_copied_only_a_limited_number_of_times(cwd, monkeypatch):
     guarded.end()
     assert guarded.why_not == "it is large, and the trial opens it again and again"
     assert guarded.aside.read_bytes() == PRECIOUS
+
+
+def test_checkpoint_on_a_file_system_with_few_functions_is_unchanged(cwd, monkeypatch):
+    """FUSE: without extended attributes, owners, permissions, times."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    for name in ("listxattr", "fchown", "fchmod", "utime"):
+        monkeypatch.setattr(guarded.os, name, fail)
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    guarding = Guarded(path, is_of_trial=lambda pid: pid != os.getpid(), aside=cwd / "kept")
+    program = start(cwd, WRITE, path)
+    while program.poll() is None:
+        guarding.look()
+    guarding.end()
+    assert (path.read_bytes(), guarding.is_kept, guarding.why_not) == (PRECIOUS, True, "")
 
 
 def test_copy_is_not_written_into_a_file_planted_by_another_user(cwd):

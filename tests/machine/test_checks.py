@@ -340,6 +340,7 @@ def test_topology_table_has_the_format_of_nvidia_smi() -> None:
         ({"read_bytes": 20 << 20, "num_read": 3000}, Status.ok),  # small files
         ({"read_bytes": 20 << 20}, Status.warning),
         ({"read_bytes": 20 << 10, "num_read": 1}, Status.ok),
+        ({"read_bytes": 2 << 20, "num_read": 20, "seconds": 3.1}, Status.warning),  # cut off after the longest time
         ({"file_system": "tmpfs", "read_bytes": 20 << 20}, Status.ok),
         ({"num_files": 0}, Status.skipped),
     ],

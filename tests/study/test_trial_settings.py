@@ -150,6 +150,11 @@ def test_memory_limit_applies_to_the_gpu_if_there_is_one(kind, gpus, visible, ex
     assert launching._kind(kind, {"gpus": gpus}) == expected
 
 
+def test_memory_limit_applies_to_the_gpu_of_a_node_even_if_a_login_node_hides_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert launching._kind("auto", {"gpus": [{}]}, is_here=False) == "cuda"
+
+
 @pytest.mark.parametrize(
     ("memory", "ranks", "limit", "pinned", "expected"),
     [

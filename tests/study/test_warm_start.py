@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 import shutil
 
 import pytest
@@ -228,6 +229,19 @@ def test_named_studies_must_exist(tmp_path, bench):
         check_named("nosuch", runs)
     with pytest.raises(BadInput, match=r"search\.warm_start: no such study"):
         check_named("../nosuch", runs)
+
+
+def test_study_to_start_from_in_a_private_folder_of_another_user_is_bad_input(tmp_path, monkeypatch):
+    usual = os.stat
+
+    def stat(path, *arguments, **named):
+        if str(path).startswith(f"{tmp_path}/s"):
+            raise PermissionError(13, "Permission denied", path)
+        return usual(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(BadInput, match=r"search\.warm_start: no such study"):
+        check_named(f"{tmp_path}/s", tmp_path)
 
 
 def test_earlier_study_gives_the_expected_trial_time_before_any_measurement(bench):
