@@ -129,7 +129,8 @@ def first_result(table: Table) -> RankResult:
     """
     first = next(one for one in table.measurements if one.number == 0)
     result = ended_of(first, trial=0, nonce="").results[0]
-    result.observed |= {key: value for key, value in table.reference.items() if key.startswith(PREFIX)}
+    variables = {key: value for key, value in table.reference.items() if key.startswith(PREFIX)}
+    result.observed = {**result.observed, **variables}
     return result
 
 
