@@ -50,9 +50,11 @@ def grid_of(table: Table) -> Grid:
         levels = _without_worst(table, levels, holes)
     keys = frozenset(_key(space, levels, point) for point in itertools.product(*levels.values()))
     if len(keys) < MIN_CONFIGURATIONS:
+        is_large = len(recorded) >= MIN_CONFIGURATIONS
+        do = "it to the end, or record a smaller space" if is_large else f"at least {MIN_CONFIGURATIONS}"
         raise BadInput(
             f"TABLE: {table.workload!r} has {len(recorded)} configurations and only {len(keys)} of them make a complete grid, "
-            "too few to search. Record it to the end, or record a smaller space."
+            f"too few to search. Record {do}."
         )
     domains: dict[str, Domain | None] = {key: Choice(values) for key, values in levels.items() if len(values) > 1}
     is_held = table.settings.get("train.global_batch") is not None

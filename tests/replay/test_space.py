@@ -40,6 +40,11 @@ def test_table_of_scattered_points_is_refused():
         grid_of(without(make_table(), lambda changed: len(changed) != 4))
 
 
+def test_advice_for_a_table_of_too_few_configurations_is_to_record_more():
+    with pytest.raises(BadInput, match="too few to search. Record at least 4."):
+        grid_of(without(make_table(), lambda changed: changed != BEST))
+
+
 def test_own_value_between_the_doublings_of_a_range_belongs_to_the_grid():
     """It was left out of the grid, so the table counted as one without a baseline."""
     table, batch = make_table(), "loader.batch_size"
