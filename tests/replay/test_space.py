@@ -41,7 +41,7 @@ def test_table_of_scattered_points_is_refused():
 
 
 def test_advice_for_a_table_of_too_few_configurations_is_to_record_more():
-    with pytest.raises(BadInput, match="too few to search. Record at least 4."):
+    with pytest.raises(BadInput, match=r"too few to search\. Record at least 4\."):
         grid_of(without(make_table(), lambda changed: changed != BEST))
 
 
