@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import yaml_file
-from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
+from autotune.config.literals import PLACEHOLDER, filled, is_reference, plain
 from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
 from autotune.errors import BadInput, one_of
 from autotune.knobs.base import HostContext
@@ -83,7 +83,7 @@ class Best:
             if not keys:
                 continue
             option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]
-            if _holds(words, [_filled(word, self.knobs) for word in (*option, part)]):  # the word before may be one, too
+            if _holds(words, [filled(word, self.knobs) for word in (*option, part)]):  # the word before may be one, too
                 passed.update({key: self.knobs[key] for key in keys})
                 continue
             asked = one_line(" ".join([*option, part]), MAX_WORDS)
@@ -165,12 +165,6 @@ def _set_here(key: str) -> str:
 
 def _is_secret(key: str, value: KnobValue) -> bool:
     return key.startswith(PREFIX) and is_secret(key.removeprefix(PREFIX), str(value))
-
-
-def _filled(part: str, knobs: Knobs) -> str:
-    """Returns a word of a command with its placeholders filled; a knob that is not in `knobs` gets the baseline's value."""
-    text = PLACEHOLDER.sub(lambda match: str(knobs.get(match[1], match[2] or "")), part)
-    return DOUBLED.sub(r"\1", text)
 
 
 def _holds(words: Sequence[str], few: list[str]) -> bool:

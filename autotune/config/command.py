@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autotune.config.cluster import problems_of_export
 from autotune.config.keys import no_such
-from autotune.config.literals import DOUBLED, PLACEHOLDER
+from autotune.config.literals import DOUBLED, PLACEHOLDER, filled
 from autotune.config.program import program_of
 from autotune.config.recipe import script_of, words_of
 from autotune.config.schema import StudyConfig
@@ -59,8 +59,7 @@ class CommandTemplate:
         if self.is_recipe:  # placeholders are whole arguments; other braces, such as in data.root, are the user's text
             ours = {f"{{{key}}}": str(value) for key, value in values.items()}
             return [ours.get(part, part) for part in self.parts]
-        filled = [PLACEHOLDER.sub(lambda match: str(values[match[1]]), part) for part in self.parts]
-        return [DOUBLED.sub(r"\1", part) for part in filled]
+        return [filled(part, values) for part in self.parts]
 
 
 def user_command(command: Sequence[str], host_context: HostContext) -> CommandTemplate:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 # {loader.batch_size} or {loader.batch_size=32}; doubled braces are an escape for literal braces.
 PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_]\w*(?:\.\w+)+)(?:=([^{}]*))?\}(?!\})")
 DOUBLED = re.compile(r"\{(\{[A-Za-z_]\w*(?:\.\w+)+(?:=[^{}]*)?\})\}")
+TRUTH = (("false", "true"), ("no", "yes"), ("off", "on"))  # ways to write False and True
 
 
 def literal(text: str) -> str:
@@ -17,6 +20,29 @@ def literal(text: str) -> str:
 def plain(text: str) -> str:
     """Undoes `literal`."""
     return re.sub(r"(\\+)\$\{", lambda found: found[1][: len(found[1]) // 2] + "${", text)
+
+
+def filled(word: str, values: Mapping[str, Any]) -> str:
+    """Returns a word of a command with its placeholders filled and doubled braces made single.
+
+    Args:
+        word: the word.
+        values: key -> value. A placeholder whose key is not among them gets its own text.
+    """
+
+    def text(match: re.Match[str]) -> str:
+        return _like(match[2], values[match[1]]) if match[1] in values else match[2] or ""
+
+    return DOUBLED.sub(r"\1", PLACEHOLDER.sub(text, word))
+
+
+def _like(own: str | None, value: object) -> str:
+    """Returns a value as text; True and False in the spelling of the placeholder's own text, which the program reads."""
+    if not isinstance(value, bool) or own is None:
+        return str(value)
+    own = own.strip()
+    word = next((pair for pair in TRUTH if own.lower() in pair), TRUTH[0])[value]
+    return word if own.islower() else word.upper() if own.isupper() else word.title()
 
 
 def is_reference(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from autotune import stats
@@ -12,14 +13,29 @@ from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
 from autotune.knobs.step import ACCUMULATION
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
+from autotune.monitors.nvml import NoDevice
+from autotune.monitors.watch import MachineWatch
 from autotune.records import START_PHASES, Outcome
 from autotune.replay.results import ended_of
+from autotune.replay.space import first_result
 from autotune.replay.table import Key, Measurement, Table, key_of
 from autotune.replay.world import World
+from autotune.trials.objective import METRICS
 
 BEFORE_STEPS = (*START_PHASES, "compile")
 RACE_CONFIDENCE = 0.99  # as in the harness, which stops a trial if the upper end of its rate's 99 % interval is too low
 OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, since they are equal in all trials
+
+
+class RecordedDevice(NoDevice):
+    """Reports those recorded metrics of the latest trial that a constraint may limit, since the ranks' results lack them."""
+
+    def __init__(self) -> None:
+        self.recorded: Mapping[str, float] = {}
+
+    def metrics(self) -> dict[str, float]:
+        """See `DeviceMonitor.metrics`."""
+        return {name: self.recorded[name] for name in METRICS.values() if name in self.recorded}
 
 
 class ReplayLauncher(Launcher):
@@ -28,13 +44,15 @@ class ReplayLauncher(Launcher):
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock
         self._slots = [_ReplaySlot(self, str(index + 1)) for index in range(num_slots if num_slots > 1 else 0)]
+        self._device = RecordedDevice()
         first = next(one for one in table.measurements if one.number == 0)
         self._program = [{name: result.get(name, {}) for name in OF_THE_PROGRAM} for result in first.results]
+        self._program[0]["observed"] = first_result(table).observed
         self._losses = [result.get("loss") for result in first.results]
 
     def start(self, launch: Launch) -> Running:
         """Returns a trial that is already over."""
-        ended = self.answer(launch)
+        ended = self.answer(launch, self._device)
         self._clock.sleep(ended.seconds)
         return _Over(ended)
 
@@ -42,17 +60,26 @@ class ReplayLauncher(Launcher):
         """Returns the launchers of the slots."""
         return list(self._slots)
 
-    def start_on_slot(self, launch: Launch) -> Running:
+    def watch(self) -> MachineWatch:
+        """Returns a monitor that reports recorded metrics."""
+        return self.watching(self._device)
+
+    def watching(self, device: RecordedDevice) -> MachineWatch:
+        """Returns a monitor of a device."""
+        return MachineWatch(device, self._clock)
+
+    def start_on_slot(self, launch: Launch, device: RecordedDevice) -> Running:
         """Returns a trial that is over once its recorded seconds have passed."""
-        ended = self.answer(launch)
+        ended = self.answer(launch, device)
         return _Later(ended, self._clock, self._clock.monotonic() + ended.seconds)
 
-    def answer(self, launch: Launch) -> Ended:
-        """Returns how a trial ends."""
+    def answer(self, launch: Launch, device: RecordedDevice) -> Ended:
+        """Returns how a trial ends; from then on, `device` reports the trial's metrics."""
         measurement = self._world.serve(self._key(launch.spec))
         if measurement is None:  # the table is incomplete and lacks this configuration
             measurement = Measurement(number=-1, round=0, changed={}, outcome=Outcome.error, seconds=0.0, reason="not recorded")
             measurement.ended = {"exit_code": 1, "cause": "exit", "evidence": {"is_harness_seen": True}}
+        device.recorded = measurement.metrics
         return self._ended(measurement, launch)
 
     def _key(self, spec: Spec) -> Key:
@@ -193,8 +220,11 @@ class _Later(_Over):
 
 class _ReplaySlot(Launcher):
     def __init__(self, whole: ReplayLauncher, name: str) -> None:
-        self._whole = whole
+        self._whole, self._device = whole, RecordedDevice()
         self.slot = Slot(name=name, host="replay", gpus=(), cores=(), facts={})
 
     def start(self, launch: Launch) -> Running:
-        return self._whole.start_on_slot(launch)
+        return self._whole.start_on_slot(launch, self._device)
+
+    def watch(self) -> MachineWatch:
+        return self._whole.watching(self._device)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
+from autotune.knobs.environment import PREFIX
 from autotune.knobs.step import ACCUMULATION
 from autotune.machine import host_context
 from autotune.records import KnobValue
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Table, key_of
-from autotune.search.samplers import grid_levels
 from autotune.space import Choice, Domain, ResolvedSpace, SearchSpace, domain_from_json, resolve
+from autotune.study.design import MAX_GRID_POINTS, recorded_values
 
 MIN_CONFIGURATIONS = 4  # fewer leave nothing to search
 
@@ -32,20 +36,25 @@ def grid_of(table: Table) -> Grid:
     """Finds a large part of a table's space in which every configuration was recorded.
 
     For a complete recording this is the whole space. For a sample or an interrupted recording, values are removed one by one
-    until no configuration is missing. The value with the largest share of missing configurations is removed first.
+    until no configuration is missing. The value with the largest share of missing configurations is removed first. As long as
+    there are too many points to count missing ones, it is the value with the fewest recorded configurations.
 
     Raises:
         BadInput: the remaining part is too small to search.
     """
-    recorded = set(table.by_configuration())
+    recorded, space = set(table.by_configuration()), _resolved(table)
     levels = {key: _values(table, key) for key in table.space}
-    while holes := [point for point in itertools.product(*levels.values()) if _key(table, levels, point) not in recorded]:
+    while math.prod(map(len, levels.values())) > MAX_GRID_POINTS:  # only a sample; more points could fill the memory
+        levels = _without_rarest(table, levels)
+    while holes := [point for point in itertools.product(*levels.values()) if _key(space, levels, point) not in recorded]:
         levels = _without_worst(table, levels, holes)
-    keys = frozenset(_key(table, levels, point) for point in itertools.product(*levels.values()))
+    keys = frozenset(_key(space, levels, point) for point in itertools.product(*levels.values()))
     if len(keys) < MIN_CONFIGURATIONS:
+        is_large = len(recorded) >= MIN_CONFIGURATIONS
+        do = "it to the end, or record a smaller space" if is_large else f"at least {MIN_CONFIGURATIONS}"
         raise BadInput(
             f"TABLE: {table.workload!r} has {len(recorded)} configurations and only {len(keys)} of them make a complete grid, "
-            "too few to search. Record it to the end, or record a smaller space."
+            f"too few to search. Record {do}."
         )
     domains: dict[str, Domain | None] = {key: Choice(values) for key, values in levels.items() if len(values) > 1}
     is_held = table.settings.get("train.global_batch") is not None
@@ -57,37 +66,50 @@ def _values(table: Table, key: str) -> tuple[KnobValue, ...]:
     domain = domain_from_json(table.space[key])
     assert domain is not None
     there = {_typed(one.changed.get(key, table.reference[key])) for one in table.measurements}
-    return tuple(value for value in grid_levels(domain.distribution()) if _typed(value) in there)
+    return tuple(value for value in recorded_values(domain, table.reference[key]) if _typed(value) in there)
 
 
 def _typed(value: KnobValue) -> tuple[str, KnobValue]:
     return type(value).__name__, value
 
 
+def _without_rarest(table: Table, levels: Levels) -> Levels:
+    """Returns the levels without the value that occurs in the fewest recorded configurations."""
+    count, names = Counter(change for key in table.by_configuration() for change in key), list(levels)
+    return _without_largest(table, levels, lambda place, value: -count[names[place], _typed(value)])
+
+
 def _without_worst(table: Table, levels: Levels, holes: list[tuple[KnobValue, ...]]) -> Levels:
-    names = list(levels)
-    size = len(list(itertools.product(*levels.values())))
+    """Returns the levels without the value that has the largest share of missing configurations."""
+    lengths = [len(values) for values in levels.values()]
 
     def share(place: int, value: KnobValue) -> float:
-        return sum(hole[place] == value for hole in holes) * len(levels[names[place]]) / size
+        return sum(hole[place] == value for hole in holes) * lengths[place] / math.prod(lengths)
 
+    return _without_largest(table, levels, share)
+
+
+def _without_largest(table: Table, levels: Levels, of: Callable[[int, KnobValue], float]) -> Levels:
+    """Returns the levels without the value for which `of`, called with the knob's place and a value, is largest.
+
+    The baseline's values stay.
+    """
     may_go = [
-        (share(place, value), place, value)
-        for place, name in enumerate(names)
-        for value in levels[name]
+        (of(place, value), place, value)
+        for place, (name, values) in enumerate(levels.items())
+        for value in values
         if _typed(value) != _typed(table.reference[name])
     ]
     if not may_go:
         raise BadInput(f"TABLE: {table.workload!r} lacks its baseline. Record it again.")
     _, place, value = max(may_go, key=lambda one: (one[0], one[1], repr(one[2])))
-    name = names[place]
+    name = list(levels)[place]
     return {**levels, name: tuple(own for own in levels[name] if _typed(own) != _typed(value))}
 
 
-def _key(table: Table, levels: Levels, point: tuple[KnobValue, ...]) -> Key:
+def _key(space: ResolvedSpace, levels: Levels, point: tuple[KnobValue, ...]) -> Key:
     """Returns the key of the configuration at a point of the grid, without inactive knobs."""
-    knobs = _resolved(table).active({**table.reference, **dict(zip(levels, point, strict=True))})
-    return key_of(_resolved(table).changed(knobs))
+    return key_of(space.changed(space.active({**space.reference, **dict(zip(levels, point, strict=True))})))
 
 
 def _resolved(table: Table) -> ResolvedSpace:
@@ -103,9 +125,15 @@ def _resolved(table: Table) -> ResolvedSpace:
 
 
 def first_result(table: Table) -> RankResult:
-    """Returns rank 0's result of the recorded baseline."""
+    """Returns rank 0's result of the recorded baseline.
+
+    The variables that it ran with count as observed: those of the process that replays the table may have other values.
+    """
     first = next(one for one in table.measurements if one.number == 0)
-    return ended_of(first, trial=0, nonce="").results[0]
+    result = ended_of(first, trial=0, nonce="").results[0]
+    variables = {key: value for key, value in table.reference.items() if key.startswith(PREFIX)}
+    result.observed = {**result.observed, **variables}
+    return result
 
 
 def resolved(table: Table, grid: Grid) -> ResolvedSpace:

@@ -16,6 +16,7 @@ from autotune.search.rates.coding import doublings
 
 NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; fewer random trials are needed here, because the study adds trials of its own
 MAX_GRID_POINTS = 100_000
+SEEDS = 2**32  # number of NumPy's seeds; a study adds its number of trials to `study.seed`, which may be the largest one
 Distributions = Mapping[str, BaseDistribution]
 
 
@@ -40,7 +41,7 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
     """
     if name not in SAMPLERS:
         raise BadInput(f"search.sampler: no such sampler, got {name!r}. {one_of(name, SAMPLERS)}")
-    return SAMPLERS[name](seed, distributions)
+    return SAMPLERS[name](seed % SEEDS, distributions)
 
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:

@@ -14,7 +14,7 @@ from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue
 from autotune.search.samplers import grid_levels
-from autotune.space import ResolvedSpace
+from autotune.space import Domain, ResolvedSpace
 from autotune.trials.session import ConfigurationKey, configuration_key
 
 # The product of all values is listed only up to this many points. Points that differ only in inactive knobs count separately.
@@ -61,8 +61,14 @@ def _add(found: dict[ConfigurationKey, Knobs], space: ResolvedSpace, knobs: Knob
 
 
 def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
-    """Returns {knob key: values to record}: every choice, every integer, or the powers of two if the scale is logarithmic."""
-    return {key: grid_levels(distribution) for key, distribution in space.distributions().items()}
+    """Returns {knob key: values to record}: every choice, every integer, or doublings if the scale is logarithmic."""
+    return {key: recorded_values(domain, space.reference[key]) for key, domain in space.domains.items()}
+
+
+def recorded_values(domain: Domain, own: KnobValue) -> list[KnobValue]:
+    """Returns the values of a domain to record, with the baseline's `own` value even if it is not one of the doublings."""
+    values = grid_levels(domain.distribution())
+    return values if own in values or not domain.contains(own) else sorted([*values, own], key=float)
 
 
 def _grid(space: ResolvedSpace, most: int) -> list[Knobs] | None:

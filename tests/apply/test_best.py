@@ -57,6 +57,12 @@ def test_knobs_in_consecutive_arguments_without_options_are_recognised(best):
     assert len(positional.handed_over(["python", "train.py", "64", "0"])[1]) == 1
 
 
+def test_truth_value_in_the_command_is_spelled_as_in_the_command_of_the_study(best):
+    passing = replace(best, command=["python", "train.py", "--nhwc={layout.channels_last=false}"])
+    assert passing.handed_over(["python", "train.py", "--nhwc=true"]) == ({"layout.channels_last": True}, [])
+    assert len(passing.handed_over(["python", "train.py", "--nhwc=false"])[1]) == 1
+
+
 def test_incomplete_description_of_the_loader_is_ignored(tmp_path):
     file = tmp_path / "best.yaml"
     for target in ("3", "[]", "[{site: here}]", "[{site: 3, ordinal: 0}]", "[1]"):

@@ -52,6 +52,17 @@ def test_baseline_value_is_given_once_and_used_everywhere(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "true", "false"),
+    [("true", "true", "false"), ("False", "True", "False"), ("no", "yes", "no"), ("ON", "ON", "OFF"), (None, "True", "False")],
+)
+def test_truth_values_are_spelled_as_in_the_placeholder(folder: Path, own: str | None, true: str, false: str) -> None:
+    word = "{loader.pin_memory}" if own is None else f"{{loader.pin_memory={own}}}"
+    found = template(folder, PYTHON, "train.py", word)
+    assert [found.argv({"loader.pin_memory": value})[2] for value in (True, False)] == [true, false]
+    assert own in (None, found.argv({})[2]), "the baseline is the command as typed"
+
+
+@pytest.mark.parametrize(
     "text",
     ["{}", '{"a": {"b": 1}}', "{epoch:02d}-{step}.pt", "{0}", "${HOME}", "a{b", "}{", "runs/{model}_{batch_size}"],
 )

@@ -14,7 +14,7 @@ from autotune.replay.export import _measurement, plain, table_of
 from autotune.replay.results import ended_of, facts_of
 from autotune.replay.table import key_of
 from autotune.run_dir import StudyFolder
-from autotune.space import Choice, ResolvedSpace
+from autotune.space import Choice, IntInterval, ResolvedSpace
 from autotune.study import resume_study, run_study
 from autotune.study.design import configurations
 from tests.study.conftest import Bench
@@ -154,6 +154,16 @@ def test_small_space_is_recorded_completely_without_inactive_knobs():
     assert found[0] == space_of(3).baseline
     # Nine batch sizes. Without workers, prefetching is inactive; with each of eight worker counts, it has nine values.
     assert len(found) == 9 * (1 + 8 * 9)
+
+
+def test_range_is_recorded_with_the_own_value_of_the_program():
+    space, batch = space_of(2), "loader.batch_size"
+    space.domains[batch], own = IntInterval(8, 64, log=True), {batch: 48}
+    space = dataclasses.replace(space, baseline={**space.baseline, **own}, reference={**space.reference, **own})
+    found, is_whole = configurations(space, None, most=1000, seed=0)
+    assert is_whole
+    assert {knobs[batch] for knobs in found} == {8, 16, 32, 48, 64}
+    assert len(found) == 5 * 9
 
 
 def test_large_space_is_sampled_near_the_baseline_and_elsewhere():

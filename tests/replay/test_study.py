@@ -99,6 +99,20 @@ def test_trials_out_of_memory_count_as_steps_and_the_search_ends_with_the_table(
     assert "used up" in run("random", trials=99).reason
 
 
+def test_table_that_was_recorded_under_a_constraint_is_replayed_under_it():
+    """Raw steps are not recorded, so the constraint could not be checked, and no study began."""
+    table = make_table(has_oom=False)
+    table.settings = {"constraints.max_step_p95_s": 2.0}
+    for one in table.measurements:
+        batch = {**REFERENCE, **one.changed}["loader.batch_size"]
+        one.metrics = {"step_p95_s": batch / one.value}
+        one.outcome = Outcome.infeasible if batch > 2 * one.value else Outcome.ok
+    found = run("random:measure.racing=false", trials=99, table=table)
+    wanted = sum(group[0].outcome is Outcome.infeasible for group in table.by_configuration().values())
+    assert sum(step.outcome is Outcome.infeasible for step in found.steps) == wanted > 0
+    assert found.steps[-1].fraction == 1.0
+
+
 def test_strategy_accepts_configuration_keys_and_refuses_wrong_ones():
     assert strategy("default:search.sampler=random").keys == {"search.sampler": "random"}
     assert strategy("default:measure.racing=false:parity.steps=0").keys == {"measure.racing": False, "parity.steps": 0}

@@ -23,6 +23,13 @@ def test_same_seed_gives_the_same_proposals(name):
     assert proposals() == proposals()
 
 
+@pytest.mark.parametrize("name", ["tpe", "random", "grid"])
+def test_trials_may_be_added_to_the_largest_seed(name):
+    """The sampler of a resumed study gets `study.seed` plus the number of trials, but NumPy's seeds end at 2**32 - 1."""
+    study = optuna.create_study(sampler=make_sampler(name, seed=2**32 + 4, distributions=SPACE), direction="maximize")
+    assert study.ask(SPACE).params.keys() == SPACE.keys()
+
+
 def test_unknown_sampler_is_refused_with_the_nearest_name():
     with pytest.raises(BadInput, match=r"search\.sampler: no such sampler, got 'tpa'\. Did you mean 'tpe'\?"):
         make_sampler("tpa", seed=0, distributions={})
