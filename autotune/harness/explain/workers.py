@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..protocol import write_text
+from ..protocol import SCRATCH, write_text
 from .documents import INPUT, WORKER, Line, Stage
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
@@ -72,8 +72,11 @@ def prefix(folder: str, number: int) -> str:
 
 
 def _place(folder: str) -> str:
-    """Returns the folder for the files of this process's workers; other ranks have their own."""
-    return os.path.join(folder, f"stages.{os.getpid()}")
+    """Returns the folder for the files of this process's workers; other ranks have their own.
+
+    The files contain source lines. If the pass is cut off, they are removed with SCRATCH, like all that is not masked.
+    """
+    return os.path.join(folder, SCRATCH, f"stages.{os.getpid()}")
 
 
 Reading = Dict[str, Dict[str, Any]]  # file of a worker -> what it wrote last
