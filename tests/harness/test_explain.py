@@ -8,6 +8,7 @@ import gc
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import statistics
@@ -23,7 +24,7 @@ import pytest
 import torch
 
 from autotune.explain.trace import read_trace
-from autotune.harness.explain import allocations, compiling, documents, kineto
+from autotune.harness.explain import allocations, compiling, documents, kineto, workers
 from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER, Restarts
 from autotune.harness.explain.passes import CUT_SHORT, Explained
 from autotune.harness.explain.restarts import RestartTimer
@@ -149,6 +150,15 @@ def test_work_of_workers_is_reported_by_stage_and_line(lines_of: Callable[..., R
     assert found["num_workers"] == 2
     assert found["wait_s"] > 0
     assert found["phases_s"]["input"] >= 0.9 * found["wait_s"]
+
+
+def test_worker_of_a_short_epoch_writes_what_it_saw_when_it_ends(tmp_path: Path) -> None:
+    start = workers.prefix(str(tmp_path), 0)
+    process = multiprocessing.get_context("fork").Process(target=workers.observe, args=(start,))
+    process.start()
+    process.join()
+    (found,) = workers.read(start).values()
+    assert found["counts"]["fetches"] == 0
 
 
 def test_without_workers_stages_are_reported_for_the_training_process(trial: Trial) -> None:
