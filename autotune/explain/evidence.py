@@ -149,7 +149,7 @@ class Evidence:
         is_sent_out = first.unit_source == LOADER and all(one.unit_source != LOADER for one in others)
         if others and (is_sent_out or first.ranks_per_batch == len(known)):
             return known[0]
-        return math.fsum(known) * max(1.0, first.world_size / len(known)) / first.ranks_per_batch
+        return math.fsum(known) * max(1.0, first.world_size / len(known)) / max(1, first.ranks_per_batch)
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
         """Converts a rate of the trial into seconds per step; None without a rate, or if the pass counts in another unit."""
