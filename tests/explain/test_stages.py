@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-
 from types import SimpleNamespace
 
 import pytest
