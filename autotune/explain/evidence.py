@@ -20,6 +20,7 @@ from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, L
 from autotune.harness.protocol import SHARED
 from autotune.knobs.base import HostContext
 from autotune.quantities import percent_text, step_time_text
+from autotune.ranks import LOADER
 from autotune.records import KnobValue, TrialRecord
 
 GENERATED = "torchinductor_"  # part of the paths of code that torch.compile generates
@@ -137,9 +138,18 @@ class Evidence:
 
     @property
     def samples(self) -> float:
-        """Samples of a step over all ranks. A rank without a document is assumed to have as many as the others on average."""
+        """Samples of a step over all ranks, counted as in a trial's rate: a batch that several ranks share counts once.
+
+        A rank without a document is assumed to have as many as the others on average.
+        """
         known = [one.samples / max(1, one.steps) for one in self.lines]
-        return math.fsum(known) * max(1.0, self.first.world_size / len(known)) if known else 0.0
+        if not known:
+            return 0.0
+        first, *others = self.lines
+        is_sent_out = first.unit_source == LOADER and all(one.unit_source != LOADER for one in others)
+        if others and (is_sent_out or first.ranks_per_batch == len(known)):
+            return known[0]
+        return math.fsum(known) * max(1.0, first.world_size / len(known)) / max(1, first.ranks_per_batch)
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
         """Converts a rate of the trial into seconds per step; None without a rate, or if the pass counts in another unit."""

@@ -29,7 +29,7 @@ from autotune.explain.roofline import Step, documented_peaks, measured_peaks, ro
 from autotune.explain.table import Row, Table
 from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
-from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
+from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, Traced
 from autotune.plain_json import from_json
 from autotune.quantities import percent_text
 from autotune.shapes import check, number, text
@@ -121,6 +121,18 @@ def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> E
             tables.add(table, EMPTY.get(table.name, "") if passes.by_pass[which] else "; ".join(reasons))
     tables.add(ranks_table(passes, made.breakdowns), "; ".join(passes.absent.get(LINES, [])))
     return Explanation(passes=passes, tables=tables)
+
+
+def with_earlier(made: Explanation, earlier: Tables) -> Explanation:
+    """Returns an explanation with the earlier tables of traces, which have been removed since; all other tables are new."""
+    kept = {name: table for name, table in earlier.tables.items() if name in (*TRACE_TABLES, "ranks")}
+    if "breakdown" not in kept:
+        return made
+    tables = {**kept, **made.tables.tables}
+    absent = {**made.tables.absent, **{name: why for name, why in earlier.absent.items() if name in TRACE_TABLES}}
+    made.passes.absent.pop(TRACE, None)
+    absent = {name: why for name, why in absent.items() if name not in tables}
+    return dataclasses.replace(made, tables=dataclasses.replace(earlier, tables=tables, absent=absent))
 
 
 # Traces --------------------------------------------------------------------------------------------------------------------
@@ -216,7 +228,8 @@ class _OfTraces:
     def _other_note(self, rank: int, found: Breakdown) -> str:
         where = "; ".join(f"{seconds * 1e3:.3g} ms {place}" for place, seconds in found.other_parts)
         document = self._passes.lines.get(rank)
-        lines = [line for line in document.lines if line.phase == "other" and line.is_own] if document else []
+        own = [line for line in document.lines if line.is_own and line.where == MAIN] if document else []
+        lines = [line for line in own if line.phase == "other"]
         top = max(lines, key=lambda line: line.self_s, default=None)
         named = f"; the program's slowest line there is {top.file}:{top.line}, {top.self_s * 1e3:.3g} ms" if top else ""
         return f"{percent_text(found.shares[OTHER], digits=1)} of the step is in category other: {where}{named}"

@@ -19,7 +19,7 @@ from autotune.explain.evidence import Evidence, operations_of
 from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
-from autotune.explain.tables import Explanation, explained, read_tables, write_tables
+from autotune.explain.tables import Explanation, explained, read_tables, with_earlier, write_tables
 from autotune.explain.trials import Tried, noise_or_usual
 from autotune.explained import FIXED, WITHOUT, entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
@@ -269,7 +269,7 @@ class Explaining:
         made = explained(list(folders.values()), mask=session.inputs.secrets.message)
         if TRACE in folders and not made.tables.traces:  # `prune` removed the traces, but kept the tables made from them
             with contextlib.suppress(OSError, ValueError):
-                return replace(made, tables=read_tables(folders[TRACE]))
+                made = with_earlier(made, read_tables(folders[TRACE]))
         if TRACE in folders:
             write_tables(made.tables, folders[TRACE])
         return made

@@ -90,6 +90,20 @@ def test_a_loop_over_torch_layers_is_not_a_finding(tmp_path):
     assert causes(made.evidence(made.lines(by_itself))) == []
 
 
+def test_a_batch_that_several_ranks_share_counts_once_as_in_a_rate():
+    """With tensor parallelism over two ranks, a step seemed half as long in the trial as in the pass "lines"."""
+
+    def samples(num, world_size=4, **more):
+        return made.evidence(*(made.lines(rank=rank, world_size=world_size, **more) for rank in range(num))).samples
+
+    assert samples(4) == samples(3) == 4 * 32
+    assert samples(4, ranks_per_batch=2) == samples(1, ranks_per_batch=2) == 2 * 32
+    assert samples(4, ranks_per_batch=4) == samples(2, ranks_per_batch=4) == 32
+    first = made.lines(world_size=2, unit_source="loader")
+    other = made.lines(rank=1, world_size=2, samples=50 * 16.0, unit_source="forward calls")  # gets its samples from rank 0
+    assert made.evidence(first, other).samples == 32
+
+
 def test_fetching_a_number_for_each_parameter_is_found(tmp_path):
     line = made.line("total += p.grad.norm().item()", 0.02, line=40)
     documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("item", 60.0, 0.001, at=line)])

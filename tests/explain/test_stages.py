@@ -6,10 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset
+from torchvision.transforms import Compose
 
-from autotune.harness.explain.documents import DECODE, WORKER
+from autotune.harness.explain.documents import DECODE, ITEM, WORKER
 from autotune.harness.explain.stages import Stages, stages_of
 
 BURN = "import time\nwhile time.process_time() < 0.2: pass"
@@ -54,3 +58,42 @@ def test_others_explain_at_most_the_wait_of_a_stage():
     totals = {DECODE: [1.0, 0.2, 0.1, 0.0, 4.0]}
     (stage,) = stages_of({"totals": totals, "samples": 1, "timed": 1}, {}, WORKER, knows_delays=True)
     assert (stage.cpu_s, stage.blocked_s) == pytest.approx((0.2, 0.7))
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "function"),
+    [
+        (Subset(torch.ones(4, 2), [0, 1]), ""),  # as made by `random_split(tensor, ...)`
+        (Subset(torch.ones(4, 2).numpy(), [0, 1]), ""),
+        (StackDataset(images=Rows(), labels=Rows()), "Rows.__getitem__"),
+    ],
+)
+def test_library_data_sets_of_arrays_or_of_named_data_sets_are_timed(dataset, function):
+    """The program failed under `explain`: the truth value of a tensor is ambiguous, and a dict has no first item."""
+    stages = Stages()
+    stages.install()
+    try:
+        list(DataLoader(dataset, batch_size=2))
+    finally:
+        stages.uninstall()
+    assert ITEM in stages.totals
+    assert stages.places[ITEM][2] == function
+
+
+def test_compose_returns_what_it_does_without_explain():
+    """A program that calls `transform(img=image)` failed under `explain`."""
+    stages = Stages()
+    stages._is_timing = True
+    call = stages._around_compose(Compose.__call__)
+    assert call(Compose([abs, float]), img=-1) == 1.0
+    assert set(stages.totals) == {"transform: abs", "transform: float"}
+    added = call(SimpleNamespace(transforms=[torch.add]), torch.ones(1, 2), torch.ones(1, 2))
+    assert added.shape == (1, 2)

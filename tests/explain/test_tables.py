@@ -13,7 +13,7 @@ from autotune.errors import Unreadable
 from autotune.explain.passes import read_document, read_passes
 from autotune.explain.table import Table
 from autotune.explain.tables import TRACE_TABLES, explained, read_tables, write_tables
-from autotune.harness.explain.documents import Compiled, Line, Lines, document_file, trace_file
+from autotune.harness.explain.documents import THREAD, Compiled, Line, Lines, document_file, trace_file
 from autotune.masking import Secrets
 from tests.explain.kineto import ALL_REDUCE, GEMM, Kineto
 from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
@@ -45,7 +45,8 @@ def test_passes_of_one_configuration_may_lie_in_several_folders(tmp_path: Path) 
 
 
 def test_note_on_the_category_named_other_lists_its_parts_and_slowest_line(tmp_path: Path) -> None:
-    write(tmp_path, lines(), traced())
+    other = Line("/p/watch.py", 3, "watch", "poll()", "other", THREAD, True, 0.09, 0.09)  # runs beside the step
+    write(tmp_path, lines(lines=[other, *lines().lines]), traced())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
     assert found.other_parts == {0: [("between backward and the end of the step", pytest.approx(0.02))]}

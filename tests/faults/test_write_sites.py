@@ -39,7 +39,7 @@ SITES = {
     "the study or the program goes on without it": """
         cli.main._fault harness.stack_requests._answer harness.stack_requests.answer_by_file harness.boot.sign_in
         harness.explain.kept_results.leave harness.explain.skipping.for_workers harness.explain.trace.TracePass._exported
-        harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
+        harness.explain.workers.ObservedWorker._write harness.explain.workers.prefix harness.explain.workers.remove
         harness.guarded_files._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._list
         launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget

@@ -34,5 +34,6 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
         "modules": modules,
         "loaders": loaders,
         "sharing": sharing,
+        "last_step": SimpleNamespace(is_announced=False),
     }
     return SimpleNamespace(**{**made, "spec": SimpleNamespace(**spec), **more})

@@ -8,6 +8,7 @@ import gc
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import statistics
@@ -23,16 +24,19 @@ import pytest
 import torch
 
 from autotune.explain.trace import read_trace
-from autotune.harness.explain import allocations, compiling, documents, kineto
+from autotune.harness.explain import allocations, compiling, documents, kineto, workers
 from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER, Restarts
+from autotune.harness.explain.passes import CUT_SHORT, Explained
 from autotune.harness.explain.restarts import RestartTimer
 from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of, threads
 from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
 from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, _num_wanted
 from autotune.harness.patches import Patches, patches
+from autotune.harness.protocol import SCRATCH
 from autotune.harness.worker import read_together
 from tests.harness.conftest import PROGRAMS, Run, Trial, trials_in
+from tests.harness.contexts import context
 from tests.support.waiting import wait_until
 
 PROGRAM = "explained.py"
@@ -133,7 +137,7 @@ def test_starts_of_workers_in_a_step_that_does_not_count_are_forgotten() -> None
 
 def test_work_of_workers_is_reported_by_stage_and_line(lines_of: Callable[..., Run]) -> None:
     run = lines_of("item", "transform", "workers")
-    assert not list(run.folder.glob("stages*")), "the files of the workers are removed"
+    assert not list(run.folder.rglob("stages*")), "the files of the workers are removed"
     found = document(run, LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}
     assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.8)
@@ -146,6 +150,15 @@ def test_work_of_workers_is_reported_by_stage_and_line(lines_of: Callable[..., R
     assert found["num_workers"] == 2
     assert found["wait_s"] > 0
     assert found["phases_s"]["input"] >= 0.9 * found["wait_s"]
+
+
+def test_worker_of_a_short_epoch_writes_what_it_saw_when_it_ends(tmp_path: Path) -> None:
+    start = workers.prefix(str(tmp_path), 0)
+    process = multiprocessing.get_context("fork").Process(target=workers.observe, args=(start,))
+    process.start()
+    process.join()
+    (found,) = workers.read(start).values()
+    assert found["counts"]["fetches"] == 0
 
 
 def test_without_workers_stages_are_reported_for_the_training_process(trial: Trial) -> None:
@@ -277,6 +290,26 @@ def test_program_that_crashes_in_a_pass_prints_the_line(trial: Trial) -> None:
     assert f"line {line_of('os.kill(os.getpid()')} in main" in run.stderr
 
 
+def test_files_of_workers_are_in_the_scratch_folder_if_a_pass_is_cut_off(trial: Trial) -> None:
+    """They contain source lines that are not masked, and only that folder is removed in any case."""
+    run = trial(PROGRAM, "item", "workers", "segfault", mode="explain", explain=LINES, max_s=60.0)
+    written = list(run.folder.rglob("loader*.json"))
+    assert written
+    assert all(path.is_relative_to(run.folder / SCRATCH) for path in written)
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_rank_that_ends_with_rank_0_is_not_said_to_be_cut_short(tmp_path: Path, is_announced: bool) -> None:
+    last_step = SimpleNamespace(is_announced=is_announced)
+    explained = Explained(context(rank=1, last_step=last_step, spec={"explain": TRACE, "folder": str(tmp_path)}))
+    traced = documents.Traced(1, 2, "cpu", "", 4, 0.1, 0.1)
+    explained._pass = SimpleNamespace(which=TRACE, is_over=False, notes=[], finish=lambda: traced)  # type: ignore[assignment]
+    explained._has_begun = True
+    explained.finish()
+    found = json.loads((tmp_path / documents.document_file(TRACE, 1)).read_text())
+    assert found["notes"] == ([] if is_announced else [CUT_SHORT])
+
+
 def test_unknown_pass_fails_the_trial(trial: Trial) -> None:
     run = trial(PROGRAM, mode="explain", explain="everything")
     assert not (run.folder / documents.document_file(LINES, 0)).exists()
@@ -289,7 +322,7 @@ def test_unknown_pass_fails_the_trial(trial: Trial) -> None:
 def test_measured_trial_does_not_load_the_module_of_passes(trial: Trial) -> None:
     run = trial(PROGRAM, "seen", "workers")
     assert run.stdout.splitlines()[0] == "[]"
-    assert not list(run.folder.glob("stages*"))
+    assert not list(run.folder.rglob("stages*"))
 
 
 def test_stages_restore_the_functions_that_they_replace() -> None:

@@ -41,7 +41,8 @@ class Observed:
 
     def __init__(self, folder: Path) -> None:
         self.is_training, self._is_over = True, False
-        self.loaders = SimpleNamespace(training=a_loader(), unit="samples", is_training_now=lambda: self.is_training)
+        self.loaders = SimpleNamespace(training=a_loader(), unit="samples", unit_source="loader")
+        self.loaders.is_training_now = lambda: self.is_training
         self.loaders.num_workers = lambda: self.loaders.training.num_workers
         self.modules = SimpleNamespace(num_graphs=lambda: 0, is_in_evaluation=False)
         self._context = context(
@@ -235,6 +236,14 @@ def test_stages_stay_per_sample_with_a_batch_sampler_that_has_no_batch_size(obse
     observed.step()
     (stage,) = observed.finish().stages
     assert stage.seconds == pytest.approx(0.01)
+
+
+def test_ranks_that_train_on_the_same_batch_are_reported(observed: Observed) -> None:
+    observed.begin()
+    observed._context.sharing.ranks_per_batch = lambda: 2
+    observed.step()
+    found = observed.finish()
+    assert (found.ranks_per_batch, found.unit_source) == (2, "loader")
 
 
 def test_wait_is_that_of_all_loaders_if_another_loader_trains_now(observed: Observed) -> None:

@@ -133,6 +133,19 @@ def test_last_step_counts_if_the_program_ends_right_after_it(began: TracePass) -
     assert found.step_s == pytest.approx(STEP_S)
 
 
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_peaks_are_measured_in_a_rank_that_rank_0_ends(
+    began: TracePass, monkeypatch: pytest.MonkeyPatch, is_announced: bool
+) -> None:
+    monkeypatch.setattr(trace, "peaks", lambda *_: {"bytes": 1.0})
+    began.context.last_step = SimpleNamespace(is_announced=is_announced)  # type: ignore[assignment]
+    Profiler.now_s += STEP_S
+    began._marks.between_steps = began._next
+    found = began.finish()
+    assert found is not None
+    assert found.peaks == ({"bytes": 1.0} if is_announced else {})
+
+
 def test_samples_of_steps_that_the_gpu_has_not_finished_are_estimated() -> None:
     assert samples_of([32.0] * 12, 20) == pytest.approx(640.0)
     assert samples_of([30.0, 31.0, 33.0], 3) == 94.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.harness.explain.activations import Activations, bytes_of
+from autotune.harness.explain.activations import Activations, Storages, bytes_of
 from autotune.harness.explain.memory import EVALUATED, MOST_COUNTED, MemoryPass
 from tests.harness.contexts import context
 
@@ -47,6 +47,17 @@ def test_weights_that_share_a_buffer_are_counted_once_by_module() -> None:
     memory._roots = [module]
     (row,) = memory._by_module(SimpleNamespace(by_module={}))  # type: ignore[arg-type]
     assert row["parameters"] == 400
+
+
+@pytest.mark.parametrize(("device", "is_counted"), [("cuda", False), ("cpu", True)])
+def test_optimizer_state_kept_in_host_memory_does_not_count_on_a_gpu(device: str, is_counted: bool) -> None:
+    """With an optimizer offloaded to the host, a GPU seemed to use more memory than it has."""
+    optimizer = SimpleNamespace(state={0: {"exp_avg": torch.ones(100)}})
+    memory = MemoryPass(context(device=device, optimizers=SimpleNamespace(optimizers=lambda: [optimizer])))
+    memory._parameters, memory._names, memory._weights, memory._state = [], {}, Storages(), Storages()
+    memory._begin_saved()
+    memory._end_saved()
+    assert memory._state.num_bytes == (400 if is_counted else 0)
 
 
 @pytest.fixture

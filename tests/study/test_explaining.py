@@ -283,6 +283,32 @@ def test_tables_of_a_trace_stay_after_the_trace_was_pruned(bench, tiny):
     assert before
 
 
+def test_tables_of_later_passes_are_written_after_the_trace_was_pruned(bench, tiny):
+    """The report said for good that the pass was not run."""
+
+    def written(which, knobs):
+        return [traced()] if which == "trace" else documents(which, knobs)
+
+    made_bench = bench(Surface(documents=written), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("trace",))
+    (folder,) = (made_bench.folder.trial_path(one.number) for one in made_bench.trials if one.kind is Kind.explain)
+    step_of_the_cpu(folder)
+    explain(made_bench, trial=0, passes=("trace",))
+    before = read_tables(folder)
+    (folder / "trace.rank0.json.gz").unlink()
+    (entry,) = explain(made_bench, trial=0, passes=("trace", "lines", "memory"))["explanation"]["explained"]
+    found = read_tables(folder)
+    assert {"lines", "memory"} <= set(found.tables)
+    assert not {"lines", "memory", "breakdown"} & set(found.absent)
+    assert (found.rows("breakdown"), found.timeline, found.absent["kernels"]) == (
+        before.rows("breakdown"),
+        before.timeline,
+        before.absent["kernels"],
+    )
+    assert not [note for note in entry["notes"] if note.startswith("trace: not known")]
+
+
 def test_recommended_setting_is_tried_in_two_pairs(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
     made_bench.run()

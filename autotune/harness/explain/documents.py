@@ -191,6 +191,7 @@ class Lines:
             evaluation.
         is_anomaly_mode: whether torch's anomaly detection was on in some of the steps.
         restarts: starts of new loader workers within the steps; None if there were none.
+        ranks_per_batch, unit_source: as in RankResult; they tell which ranks' samples count.
     """
 
     rank: int
@@ -219,6 +220,8 @@ class Lines:
     page_faults: Optional[float] = None
     is_anomaly_mode: bool = False
     restarts: Optional[Restarts] = None
+    ranks_per_batch: int = 1
+    unit_source: str = ""
     schema: int = SCHEMA
 
 

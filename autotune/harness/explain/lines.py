@@ -243,6 +243,8 @@ class LinesPass(Pass):
             page_faults=pages,
             is_anomaly_mode=self._is_anomaly_mode,
             restarts=self._restarts.result(),
+            ranks_per_batch=context.sharing.ranks_per_batch(),
+            unit_source=context.loaders.unit_source,
         )
 
     def _wait_s(self, total_s: float) -> float:

@@ -54,9 +54,9 @@ class MemoryPass(Pass):
         held = [p for o in optimizers for p in parameters_of(o)]
         self._names = {id(module): name for module, name in _named(self._roots)}
         in_modules = [p for root in self._roots for p in members.parameters(root)]
-        self._parameters = list({id(p): p for p in [*in_modules, *held]}.values())
+        self._parameters = list({id(p): p for p in [*in_modules, *held] if self._is_here(p)}.values())
         self._weights, self._state = Storages(), Storages()
-        for tensor in (*self._parameters, *_buffers(self._roots)):
+        for tensor in (*self._parameters, *filter(self._is_here, _buffers(self._roots))):
             self._weights.add(tensor)
         self._marks = Marks(context)
         self._marks.on_result = self._noted
@@ -66,6 +66,10 @@ class MemoryPass(Pass):
         self._marks.install()
         self._allocations = allocations.recorder(context.device, context.device_index)
         self._allocations.begin()
+
+    def _is_here(self, tensor: Any) -> bool:
+        """Whether a tensor is in the memory that the pass reports. Beside a GPU, a program may keep some in host memory."""
+        return self.context.device == "cpu" or members.local(tensor).device.type != "cpu"
 
     def _noted(self, phase: str, result: Any) -> None:
         if phase not in (INPUT, TRANSFER) or hasattr(result, "__next__"):
@@ -107,7 +111,7 @@ class MemoryPass(Pass):
     def _begin_saved(self) -> None:
         for optimizer in self.context.optimizers.optimizers():
             for tensor in _tensors_in(optimizer.state):
-                if storage_of(tensor)[0] not in self._weights.seen:
+                if self._is_here(tensor) and storage_of(tensor)[0] not in self._weights.seen:
                     self._state.add(tensor)
         self._running = Running(self._names)
         if self.context.modules.num_graphs():

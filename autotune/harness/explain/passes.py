@@ -87,7 +87,7 @@ class Explained:
         if not self._has_begun or self._is_written:
             return
         self._is_written = True
-        if not self._pass.is_over:
+        if not self._pass.is_over and not self._context.last_step.is_announced:  # else rank 0 has observed enough
             self._pass.notes.append(CUT_SHORT)
         document = self._pass.finish()
         if document is not None:

@@ -158,8 +158,10 @@ class Stages:
                 place = self._place(getattr(type(dataset), name, None))
                 if place != NOWHERE:
                     return place
-            datasets = getattr(dataset, "datasets", None)
-            dataset = getattr(dataset, "dataset", None) or (datasets[0] if datasets else None)
+            several = getattr(dataset, "datasets", ())
+            several = several.values() if isinstance(several, dict) else several if isinstance(several, (list, tuple)) else ()
+            inner = getattr(dataset, "dataset", None)
+            dataset = next(iter(several), None) if inner is None else inner  # a tensor or an array has no truth value
         return NOWHERE
 
     def install(self) -> None:
@@ -217,15 +219,16 @@ class Stages:
         return staged_load
 
     def _around_compose(self, call: Any) -> Any:
-        def composed(compose: Any, *inputs: Any) -> Any:
+        def composed(compose: Any, *inputs: Any, **named: Any) -> Any:
             if not self._is_timing or threading.get_ident() != self._thread:
-                return call(compose, *inputs)
-            transforms = compose.transforms
+                return call(compose, *inputs, **named)
+            inputs = (*inputs, *named.values())  # torchvision's only name is that of the one input
+            transforms, are_several, outputs = compose.transforms, len(inputs) > 1, inputs[0]
             for position, transform in enumerate(transforms):
                 name = self._name(transform)
                 outputs = self.timed(name, transform, inputs, {}, (position, len(transforms)))
-                inputs = outputs if len(inputs) > 1 else (outputs,)
-            return inputs if len(inputs) > 1 else inputs[0]
+                inputs = outputs if are_several else (outputs,)
+            return outputs
 
         return composed
 

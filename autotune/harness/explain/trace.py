@@ -149,6 +149,7 @@ class TracePass(Pass):
         self._uninstall()
         context = self.context
         is_on_gpu = context.device == "cuda"
+        is_whole = self.is_over or context.last_step.is_announced  # rank 0 ends all ranks, once it has traced enough
         file = self._exported()
         if is_on_gpu and file and not self._saw_kernels():
             self.notes.append(NO_KERNELS.format("the trace holds none"))
@@ -161,7 +162,7 @@ class TracePass(Pass):
             step_s=(self._seconds - self._left_out_s) / self._num_kept(),
             left_out=[*self._left_out, *unfinished],
             plain_step_s=self._plain_step_s,
-            peaks=self.tried("the device's peaks", lambda: peaks(context.device, context.device_index)) if self.is_over else {},
+            peaks=self.tried("the device's peaks", lambda: peaks(context.device, context.device_index)) if is_whole else {},
         )
 
     def _unfinished(self) -> int:

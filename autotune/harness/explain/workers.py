@@ -9,9 +9,10 @@ import json
 import os
 import shutil
 import time
+from multiprocessing.util import Finalize
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..protocol import write_text
+from ..protocol import SCRATCH, write_text
 from .documents import INPUT, WORKER, Line, Stage
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
@@ -33,22 +34,32 @@ class ObservedWorker:
         self._sampler = LineSampler(Sources(), INTERVAL_S, lambda: INPUT if self._stages.is_fetching else "", WORKER)
         self._sampler.after_sample = self._write_if_due
         self._next_s = time.monotonic() + WRITE_S
+        self._has_written = False
+        Finalize(None, self._write_at_end, exitpriority=0)
         self._sampler.start()
+
+    def _write_at_end(self) -> None:
+        if not self._has_written:  # a worker of a short epoch; reading source lines now would make it end later
+            self._write([])
 
     def _write_if_due(self) -> None:
         begin_s = time.monotonic()
         if begin_s < self._next_s:
             return
+        self._has_written = True
+        self._write(self._sampler.lines(1.0))
+        now_s = time.monotonic()
+        self._next_s = now_s + max(WRITE_S, WRITE_COST * (now_s - begin_s))
+
+    def _write(self, lines: List[Line]) -> None:
         document = {
             "counts": self._stages.counts(),
             "places": self._stages.places,
             "knows_delays": self._stages.knows_delays,
-            "lines": [dataclasses.asdict(line) for line in self._sampler.lines(1.0)],
+            "lines": list(map(dataclasses.asdict, lines)),
         }
         with contextlib.suppress(OSError):  # the folder is gone or the disk is full: the loader must work anyway
             write_text(self._path, json.dumps(document), is_durable=False)
-        now_s = time.monotonic()
-        self._next_s = now_s + max(WRITE_S, WRITE_COST * (now_s - begin_s))
 
 
 _observed: Optional[ObservedWorker] = None
@@ -72,8 +83,11 @@ def prefix(folder: str, number: int) -> str:
 
 
 def _place(folder: str) -> str:
-    """Returns the folder for the files of this process's workers; other ranks have their own."""
-    return os.path.join(folder, f"stages.{os.getpid()}")
+    """Returns the folder for the files of this process's workers; other ranks have their own.
+
+    The files contain source lines. If the pass is cut off, they are removed with SCRATCH, like all that is not masked.
+    """
+    return os.path.join(folder, SCRATCH, f"stages.{os.getpid()}")
 
 
 Reading = Dict[str, Dict[str, Any]]  # file of a worker -> what it wrote last
