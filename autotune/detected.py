@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from autotune.config.program import program_of
+from autotune.config.wrapped_commands import program_of
 from autotune.harness.protocol import APPLIED, RankResult
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text, number_text

@@ -141,7 +141,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
 
 def _of_another_program(best: Best, argv: list[str]) -> list[str]:
     """Returns a warning if the file was made for another program; [] otherwise."""
-    from autotune.config.program import Program, program_of
+    from autotune.config.wrapped_commands import Program, program_of
 
     was, now = (program_of(command) if command else Program() for command in (best.command, argv))
     if best.is_recipe or (was.name and now.name and was.name != now.name):
@@ -156,7 +156,7 @@ def _shutting_out(argv: list[str]) -> list[str]:
 
     Whether it does cannot be checked later, because the program replaces this process.
     """
-    from autotune.config.program import ELSEWHERE, program_of, spread_by
+    from autotune.config.wrapped_commands import ELSEWHERE, program_of, spread_by
 
     if (how := spread_by(argv)) and not any(protocol.SPEC_VARIABLE in word for word in argv):
         name = how.split()[0]

@@ -66,7 +66,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
 def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], list[str]]:
     """Returns (knobs to search, knobs that cannot be changed here), as far as machine and command determine them."""
-    from autotune.config.program import program_of
+    from autotune.config.wrapped_commands import program_of
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config.program import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
 from autotune.config.schema import RAY, SLURM, RayOptions, SlurmOptions, StudyConfig
+from autotune.config.wrapped_commands import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # fixed for a whole job; a step of the job cannot change them

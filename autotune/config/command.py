@@ -13,10 +13,10 @@ from pathlib import Path
 from autotune.config.cluster import problems_of_export
 from autotune.config.keys import no_such
 from autotune.config.literals import DOUBLED, PLACEHOLDER, filled
-from autotune.config.program import program_of
 from autotune.config.recipe import script_of, words_of
 from autotune.config.schema import StudyConfig
 from autotune.config.startable import EXAMPLE, startable
+from autotune.config.wrapped_commands import program_of
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, GROUPS, is_knob, knob

@@ -29,11 +29,11 @@ from autotune.config.keys import LEAVES
 from autotune.config.literals import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, names_a_recipe, split
-from autotune.config.program import ELSEWHERE, spread_by
 from autotune.config.provenance import Provenance
 from autotune.config.recipe import is_recipe, problems_of_parts
 from autotune.config.schema import LOCAL, OFF, StudyConfig
 from autotune.config.slots import problems_of_slots
+from autotune.config.wrapped_commands import ELSEWHERE, spread_by
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob

@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.config.cluster import JOB
 from autotune.config.command import CommandTemplate
-from autotune.config.program import program_of
 from autotune.config.schema import AUTO, LOCAL, SLURM, SlurmOptions, StudyConfig
+from autotune.config.wrapped_commands import program_of
 from autotune.knobs.values import shown
 from autotune.machine.visible import VISIBLE, visible_devices, visible_gpus
 

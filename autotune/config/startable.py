@@ -8,7 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from autotune.config.program import ASSIGNMENT, Program, program_of
+from autotune.config.wrapped_commands import ASSIGNMENT, Program, program_of
 from autotune.errors import one_of
 from autotune.knobs.values import shown
 

@@ -17,7 +17,7 @@ import numpy as np
 from autotune.errors import Unreadable
 from autotune.explain.host import Host
 from autotune.explain.intervals import NOTHING, Floats, Ints, Mask, gaps, joined, seconds_in, union
-from autotune.explain.names import (
+from autotune.explain.kernel_names import (
     BITS_16,
     BITS_32,
     BITS_UNKNOWN,

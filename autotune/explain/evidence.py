@@ -12,7 +12,7 @@ from typing import Any
 from autotune.explain import host_tables
 from autotune.explain.breakdown import COLLECTIVES, D2D, D2H, H2D, SYNC
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
-from autotune.explain.names import converts_layout
+from autotune.explain.kernel_names import converts_layout
 from autotune.explain.roofline import TF32
 from autotune.explain.tables import MAX_DISTORTION, Tables
 from autotune.explain.trials import Tried

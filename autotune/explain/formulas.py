@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotune.explain.names import operator_kind
+from autotune.explain.kernel_names import operator_kind
 
 Dims = list[list[int]]
 # Exceptions that a formula raises for arguments that do not fit its operator, since a trace may contain anything.

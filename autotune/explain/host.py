@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.explain.intervals import Ints
-from autotune.explain.names import phase_of_range
+from autotune.explain.kernel_names import phase_of_range
 from autotune.explain.nesting import Nesting, nested
 from autotune.explain.trace import ANNOTATION, DEVICE, HOST, OPERATOR, RUNTIME, Trace
 from autotune.harness.explain.documents import BACKWARD, STEP_PHASES

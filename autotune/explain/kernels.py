@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.explain.host import Host
 from autotune.explain.intervals import within
-from autotune.explain.names import tensor_core_eligible, tensor_core_used, width_of
+from autotune.explain.kernel_names import tensor_core_eligible, tensor_core_used, width_of
 from autotune.explain.table import Row
 from autotune.explain.trace import KERNEL, Trace
 from autotune.plain_text import one_line

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.explain.formulas import BACKEND, bytes_of, dtype_of, flops_of
 from autotune.explain.host import Host
 from autotune.explain.intervals import Floats, Ints, Mask, within
-from autotune.explain.names import computes_in_tf32, operator_kind
+from autotune.explain.kernel_names import computes_in_tf32, operator_kind
 from autotune.explain.roofline import TF32, WIDE, Peaks, roof
 from autotune.explain.table import Row
 from autotune.explain.trace import OPERATOR, Trace

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.explain.names import BITS_16, BITS_32, NO, UNKNOWN, YES
+from autotune.explain.kernel_names import BITS_16, BITS_32, NO, UNKNOWN, YES
 from autotune.explain.table import Row, quotient
 from autotune.harness.explain.documents import BYTES, NARROW
 

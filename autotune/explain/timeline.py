@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.explain.breakdown import COLLECTIVES, WIDTHS, kernel_widths
 from autotune.explain.host import Host
-from autotune.explain.names import COLLECTIVE, RANGE, copy_kind, operator_kind, phase_of_range
+from autotune.explain.kernel_names import COLLECTIVE, RANGE, copy_kind, operator_kind, phase_of_range
 from autotune.explain.trace import ANNOTATION, COPY, DEVICE, KERNEL, OPERATOR, Trace
 from autotune.plain_text import one_line
 

@@ -17,7 +17,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from autotune import stats
-from autotune.config.program import program_of
+from autotune.config.wrapped_commands import program_of
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord, last_round
 from autotune.trials.budget import CACHED_FRAC

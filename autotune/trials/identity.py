@@ -16,7 +16,7 @@ import optuna
 import autotune
 from autotune.config.command import CommandTemplate
 from autotune.config.keys import settings
-from autotune.config.program import program_of
+from autotune.config.wrapped_commands import program_of
 from autotune.harness.protocol import RankResult
 from autotune.machine import comparable
 from autotune.records import StudyRecord

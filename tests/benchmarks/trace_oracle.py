@@ -33,7 +33,7 @@ from autotune.errors import Unreadable
 from autotune.explain.breakdown import COLLECTIVES, GPU_CATEGORIES, ON_DEVICE, breakdown, layers_of, swept
 from autotune.explain.host import host_of
 from autotune.explain.intervals import seconds_in, union
-from autotune.explain.names import BITS_16, BITS_32, BITS_UNKNOWN, COLLECTIVE
+from autotune.explain.kernel_names import BITS_16, BITS_32, BITS_UNKNOWN, COLLECTIVE
 from autotune.explain.operators import operator_rows, operators_of
 from autotune.explain.trace import DEVICE, RUNTIME, STEP, Trace, read_trace
 from tests.benchmarks.reporting import machine_lines, table

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.config.command import CommandTemplate, recipe_command, title, user_command
-from autotune.config.program import program_of
 from autotune.config.schema import LaunchOptions, ModelConfig, StudyConfig
+from autotune.config.wrapped_commands import program_of
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.masking import Secrets

@@ -13,8 +13,8 @@ import pytest
 
 from autotune.explain.breakdown import breakdown
 from autotune.explain.host import host_of
+from autotune.explain.kernel_names import converts_layout
 from autotune.explain.kernels import kernel_rows
-from autotune.explain.names import converts_layout
 from autotune.explain.operators import operator_rows, operators_of
 from autotune.explain.roofline import documented_peaks
 from autotune.explain.trace import read_trace

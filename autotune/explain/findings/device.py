@@ -22,7 +22,7 @@ from autotune.explain.findings.busy import (
 from autotune.explain.findings.finding import Finding
 from autotune.explain.findings.products import ALIGNED_SAVES, saved_by_padding_s, slow_products
 from autotune.explain.gains import Gain
-from autotune.explain.names import CUSTOM
+from autotune.explain.kernel_names import CUSTOM
 from autotune.explain.roofline import MATRIX_KINDS
 from autotune.harness.explain.documents import COLLATE, IN_ALL, OPTIMIZER, PADDED
 from autotune.quantities import percent_text, step_time_text

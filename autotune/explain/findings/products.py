@@ -19,7 +19,7 @@ from autotune.explain.findings.busy import (
 )
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain
-from autotune.explain.names import operator_kind
+from autotune.explain.kernel_names import operator_kind
 from autotune.explain.roofline import MATRIX_KINDS, TF32
 from autotune.harness.explain.documents import CASTS, NARROW, TIMED_FRAC, WIDE
 from autotune.quantities import flops_text, percent_text

@@ -7,6 +7,6 @@ from autotune.machine.checks.finding import Finding, Status
 from autotune.machine.checks.gpus import check_gpus
 from autotune.machine.checks.host import check_host
 from autotune.machine.checks.network import check_connections
-from autotune.machine.checks.program import check_program
+from autotune.machine.checks.software import check_program
 
 __all__ = ["Finding", "Status", "check_connections", "check_data", "check_gpus", "check_host", "check_program"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from autotune.explain.names import BITS_16, BITS_32, BITS_UNKNOWN
+from autotune.explain.kernel_names import BITS_16, BITS_32, BITS_UNKNOWN
 from autotune.explain.tables import Tables
 from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import Scale, bar

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.explain.breakdown import ON_DEVICE
-from autotune.explain.names import BITS_16, BITS_32
+from autotune.explain.kernel_names import BITS_16, BITS_32
 from autotune.explain.tables import MAX_DISTORTION
 from autotune.explain.timeline import PHASES, Rectangle
 from autotune.harness.explain.documents import INPUT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotune.explain.names import BITS_16, BITS_32
+from autotune.explain.kernel_names import BITS_16, BITS_32
 from autotune.explain.tables import MAX_DISTORTION
 from autotune.quantities import DASH, flops_text, number_text, share_text, step_time_text
 from autotune.report.figures.figure import Figure, Grid

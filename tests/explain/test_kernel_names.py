@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.explain.names import COLLECTIVE, copy_kind, operator_kind, tensor_core_eligible, tensor_core_used, width_of
+from autotune.explain.kernel_names import COLLECTIVE, copy_kind, operator_kind, tensor_core_eligible, tensor_core_used, width_of
 
 KERNELS = [  # name, launching operator, used, eligible, width
     ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn", "aten::mm", "yes", "yes", "compute_16bit"),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autotune.config.command import CommandTemplate, study_name, title
-from autotune.config.program import program_of
 from autotune.config.schema import StudyConfig
 from autotune.config.startable import startable
+from autotune.config.wrapped_commands import program_of
 from autotune.masking import Secrets
 
 
