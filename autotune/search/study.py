@@ -186,7 +186,13 @@ class _Journal(JournalFileBackend):
                     os.truncate(self._file, size_bytes)
                 raise
         finally:
-            self._lock.release()
+            try:
+                self._lock.release()
+            except FileNotFoundError as error:
+                # If `release` is interrupted right after it has removed the lock's file, it tries to remove it again.
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise error.__context__ from None
+                raise
 
 
 class _Storage(JournalStorage):

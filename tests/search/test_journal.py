@@ -1,5 +1,7 @@
 """The journal file: Optuna's own backend can read it and append to it."""
 
+import os
+
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
@@ -59,3 +61,15 @@ def test_tuner_does_not_read_the_file_after_its_own_writes(study, monkeypatch):
     monkeypatch.setattr(JournalFileBackend, "read_logs", unread)
     measure(study, 1.0)
     assert study.best_value == 1.0
+
+
+def test_interrupt_while_the_journal_is_unlocked_stays_an_interrupt(study, monkeypatch):
+    remove = os.unlink
+
+    def interrupted(path, **more):
+        remove(path, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        study.ask()
