@@ -1,5 +1,6 @@
 """A study's copy in a real SQLite store, read with MLflow's own client."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -16,8 +17,9 @@ from autotune.records import StudyRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.trackers import entries, probe, store
+from autotune.trackers.contents import Contents
 from autotune.trackers.mlflow import MlflowTracker
-from autotune.trackers.sync import incomplete, note, sync
+from autotune.trackers.sync import ParentWatch, follow, incomplete, note, sync
 from tests.support.studies import add_trial, make_study, summary_of
 from tests.trackers.conftest import quiet_environment, runs_folder
 from tests.trackers.servers import Mirror
@@ -300,6 +302,26 @@ def test_study_that_was_killed_is_interrupted_in_mlflow_until_it_is_resumed(runs
         sync(folder)
     parent = read_back(runs)["resnet18"]
     assert (parent.info.status, parent.data.tags["status"]) == ("RUNNING", "running")
+
+
+def test_follow_copies_a_study_once_more_when_its_tuner_is_killed(runs):
+    folder = make_study(runs, status="running", num_trials=1)
+    copied = []
+
+    class Tuner(ParentWatch):
+        is_gone = False
+
+        def limit(self, _):
+            pass
+
+        def wait(self, _):
+            claim.close()
+            self.is_gone = True
+
+    with contextlib.ExitStack() as claim:
+        claim.enter_context(folder.claimed())
+        follow(folder, "none", parent=Tuner(), report=lambda _: copied.append(Contents.read(folder).status))
+    assert copied == ["RUNNING", "KILLED"]
 
 
 def test_trials_that_mlflow_got_before_the_server_went_down_are_not_missing(runs, monkeypatch):
