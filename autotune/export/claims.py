@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 from autotune.plain_text import one_line
-from autotune.records import Summary, Tier
+from autotune.records import Kind, Summary, Tier
 from autotune.wording import changes_phrase, score_of
 
 MAX_REMARK = 120
@@ -126,9 +126,13 @@ def speedup_of(summary: Summary, entry: dict[str, Any], tier: Tier | None = None
 
 
 def is_compared(summary: Summary, tier: Tier | None = None) -> bool:
-    """Returns whether a study measured anything besides its baseline. If a tier is given, higher tiers do not count."""
+    """Returns whether a study measured anything besides its baseline. If a tier is given, higher tiers do not count.
+
+    Checks of `autotune explain` do not count: they are not candidates for the best.
+    """
     counted = {one.value for one in Tier if tier is None or one.rank <= tier.rank}
-    trials = (trial for trial in summary["trials"] if trial["number"] and trial.get("tier", Tier.exact) in counted)
+    candidates = (trial for trial in summary["trials"] if trial["number"] and trial.get("kind") != Kind.check)
+    trials = (trial for trial in candidates if trial.get("tier", Tier.exact) in counted)
     return any(trial.get("value") and trial.get("changed", True) for trial in trials)
 
 

@@ -11,15 +11,6 @@ from autotune.records import KnobValue
 ADAMW = "AdamW"
 
 
-def _batch_size(value: int, winner: Winner) -> dict[str, Any] | None:
-    """Returns the batch size of one GPU; None if that is no whole number.
-
-    With several GPUs in one process, the Trainer uses nn.DataParallel, and makes its loader's batches as many times larger.
-    """
-    each, rest = divmod(value, winner.num_replicas)
-    return {"per_device_train_batch_size": each} if each and not rest else None
-
-
 def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
     """Returns the Trainer's name for AdamW's implementation; None if the Trainer has no name for it."""
     is_torchs_choice = value == "default" or (value == "foreach" and winner.device == "cuda")
@@ -35,7 +26,8 @@ def _tf32(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
 
 # All these names exist in TrainingArguments from transformers 4.50 to 5.23.
 ROWS: dict[str, Row] = {
-    "loader.batch_size": _batch_size,
+    # With several GPUs in one process, the Trainer uses nn.DataParallel, and makes its loader's batches as many times larger.
+    "loader.batch_size": lambda value, winner: winner.per_device("per_device_train_batch_size", value),
     "loader.num_workers": lambda value, _: {"dataloader_num_workers": value},
     "loader.prefetch_factor": lambda value, _: {"dataloader_prefetch_factor": value},
     "loader.pin_memory": lambda value, _: {"dataloader_pin_memory": value},

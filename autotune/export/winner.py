@@ -71,6 +71,11 @@ class Winner:
         """Active knobs that are not environment variables."""
         return [key for key, value in self.active.items() if not knob(key).environment(value)]
 
+    def per_device(self, name: str, batch_size: int) -> dict[str, Any] | None:
+        """Returns {name: samples of a batch on one GPU}; None if that is no whole number."""
+        each, rest = divmod(batch_size, self.num_replicas)
+        return {name: each} if each and not rest else None
+
 
 def _own_values(summary: Summary) -> Knobs:
     """Returns the program's own values of the knobs, except values of a type that the knob cannot have."""

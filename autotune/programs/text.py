@@ -73,7 +73,8 @@ def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
         folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
         for path in (Path(place, name) for name in sorted(names) if name.endswith(ENDINGS)):
             if path.is_file() and len(text) < at_most:
-                text += path.read_bytes()[: at_most - len(text)].decode("ascii", "ignore")
+                with path.open("rb") as file:  # it may be larger than the memory
+                    text += file.read(at_most - len(text)).decode("ascii", "ignore")
         if len(text) >= at_most:
             break
     if not text:

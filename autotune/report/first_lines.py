@@ -93,6 +93,8 @@ def _next(study: Study) -> FirstLine:
     told = why_lines(summary, study.name)
     if summary.get("status") == "interrupted":
         lead = "continue the study, which ended early"
+    elif summary.get("status") == "running":
+        lead, commands = "wait: the study is still running, so all of this may change", []
     elif summary.get("verification") and verdict_of(summary) in VERIFIED:
         lead = VERIFIED[verdict_of(summary)]
     elif summary.get("recording"):
@@ -101,7 +103,7 @@ def _next(study: Study) -> FirstLine:
         lead = "use the best settings in the real run"
     elif summary.get("status") == "failed":
         lead = "make the program train, then start again"
-    elif not is_compared(summary):
+    elif not is_compared(summary) and more_time(summary):
         lead = "give the study more time: nothing was compared yet"
         commands = [f"autotune resume {study.name}{more_time(summary)}"]
     elif is_undecided(summary) and more_time(summary):
@@ -111,7 +113,8 @@ def _next(study: Study) -> FirstLine:
     if told and (summary.get("explanation") or {}).get("explained"):
         more = [f"Still costs time: {told[0]}"]
     else:
-        more = [f"Where the rest of the time goes: `autotune explain {study.name}`"] if study.trial(0).get("value") else []
+        can_explain = study.trial(0).get("value") and summary.get("status") != "running"
+        more = [f"Where the rest of the time goes: `autotune explain {study.name}`"] if can_explain else []
     return FirstLine(label="Next", lead=lead, more=_sentences(more), commands=commands[:2])
 
 

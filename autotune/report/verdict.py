@@ -64,13 +64,14 @@ def _ui_command(path: Path) -> list[str]:
 
 
 def more_time(summary: Summary) -> str:
-    """Returns the override that doubles a study's minutes, or gives more if the search asked for more.
+    """Returns the overrides that double a study's budget, or give more minutes if the search asked for more.
 
-    For example " study.budget.minutes=16"; "" if the study's time is not limited.
+    For example " study.budget.minutes=16", " study.budget.trials=20"; "" if the study has no budget.
     """
     asked = ASKED.search(str(summary.get("reason") or ""))
     least = int(asked[1]) if asked else 0
-    return f" study.budget.minutes={max(least, math.ceil(summary['budget_s'] / 30))}" if summary.get("budget_s") else ""
+    words = f" study.budget.minutes={max(least, math.ceil(summary['budget_s'] / 30))}" if summary.get("budget_s") else ""
+    return words + (f" study.budget.trials={2 * summary['budget_trials']}" if summary.get("budget_trials") else "")
 
 
 def objective_lines(summary: Summary) -> list[str]:

@@ -29,7 +29,7 @@ from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
 from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
-from autotune.run_dir import FULL, StudyFolder, is_study
+from autotune.run_dir import CUT_OFF, FULL, StudyFolder, is_study
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
@@ -260,7 +260,9 @@ class _Study:
             raise BadInput(f"STUDY: its baseline was not measured, {got}. Name a study whose baseline was measured.")
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
-        summary = self._folder.current_summary()
+        summary = self._folder.read_summary()
+        if summary["status"] == "running":  # the study was killed: this process has locked it, so no other works on it
+            summary |= {"status": "interrupted", "reason": CUT_OFF}
         record, role = explainable(wanted.trial, session.records, summary, self._folder)
         session.after_trial = lambda: self._amend(summary)
         try:

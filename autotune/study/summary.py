@@ -143,7 +143,7 @@ class _Study:
             "warm_start": about.warm_start,
             "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
             "recording": recorded(about, records) if about.recording else None,
-            "files": _files(self.everything),
+            "files": files_of(self.everything),
             "explanation": with_best(standing.explanation, best.number if best else 0),
             "cycles": cycles_text(self.first.metrics) or None if self.first else None,
             "num_trials": len(self.everything),
@@ -408,7 +408,7 @@ def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:
     }
 
 
-def _files(records: list[TrialRecord]) -> dict[str, Any]:
+def files_of(records: list[TrialRecord]) -> dict[str, Any]:
     """Returns what the trials did to the user's files; see launchers/user_files.Report."""
     named = {"left": "files_left", "new": "files_new"}
     sizes = {

@@ -12,7 +12,7 @@ from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
-from autotune.study.summary import Standing, summarise, trial_entry
+from autotune.study.summary import Standing, files_of, summarise, trial_entry
 from autotune.trials.events import Listener
 
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
@@ -62,9 +62,10 @@ class Writer:
         return summary
 
     def amend(self, summary: Summary, records: list[TrialRecord], explanation: Document | None) -> None:
-        """Adds passes, checks and the explanation to a summary, and changes nothing else in it."""
+        """Adds passes, checks, their files and the explanation to a summary, and changes nothing else in it."""
         summary["trials"] = json.loads(json.dumps([trial_entry(record) for record in records]))
         summary["num_trials"] = len(summary["trials"])
+        summary["files"] = files_of(records)
         summary["explanation"] = with_best(explanation, (summary["best"] or {}).get("trial", 0))
         self._folder.write_summary(summary)
         if summary["best"] and not summary.get("recording"):  # no finals have confirmed the best of a recording

@@ -156,6 +156,6 @@ def first_line(error: Exception) -> str:
 
 def _summary(folder: StudyFolder) -> Summary:
     try:
-        return folder.read_summary()
+        return folder.current_summary()  # a study that was killed is not called "running" for ever
     except (OSError, ValueError):  # no summary yet
         return {}

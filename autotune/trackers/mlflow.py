@@ -84,6 +84,7 @@ class MlflowTracker(Tracker):
         since_s = time.monotonic() - self._failed_at
         if is_last and since_s < KNOWN_DOWN_S:
             state.problem = self._problem
+            self._count(contents, state)
             return state
         try:
             problem = probe.problem_of(self.uri, PROBE_S if since_s == math.inf else KNOWN_DOWN_S)
@@ -97,7 +98,15 @@ class MlflowTracker(Tracker):
         except Exception as error:  # MLflow passes on errors of requests, SQLAlchemy and the file system
             self._must_query, self._failed_at, self._has_failed = True, time.monotonic(), True
             state.problem = self._problem = self._secrets.text(_problem(error))
+            self._count(contents, state)
         return state
+
+    def _count(self, contents: Contents, state: Synced) -> None:
+        """Counts the trials that MLflow has, as far as its last answers show, and notes those that it lacks."""
+        state.pending = [trial.number for trial in contents.trials if not self._is_there(contents, trial)]
+        there = len(contents.trials) - len(state.pending)
+        state.written = min(state.written, there)
+        state.present = there - state.written
 
     def _write(self, contents: Contents, state: Synced) -> None:
         if is_first := self._must_query:

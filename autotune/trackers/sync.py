@@ -204,7 +204,8 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
         is_over = is_over or parent.is_gone  # checked before the push, so that the last push misses nothing
         if time.monotonic() >= next_try or is_over:
             began_s, is_first = time.process_time(), seen is None  # the first push imports MLflow
-            found = (*_written(folder), len(folder.trial_files("trial.json")))
+            # A study whose tuner is killed writes nothing more, but it no longer has an owner.
+            found = (*_written(folder), len(folder.trial_files("trial.json")), folder.is_owned)
             if found != seen or not state.is_complete:
                 state, seen = tracker.push(folder, is_last=is_over), found
                 pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)

@@ -380,7 +380,22 @@ def test_deepspeed_export_contains_the_baseline_batch_size_or_a_note(changed):
     assert any("DeepSpeed needs it" in note for note in render(summary, "deepspeed", None).notes)
 
 
-@pytest.mark.parametrize(("trials", "verdict"), [([], "none"), ([{"number": 1, "value": 90.0, "changed": {"a": 1}}], "same")])
+def test_deepspeed_export_gives_the_batch_size_of_one_gpu_under_data_parallel(changed):
+    for overrides in ({"loader.batch_size": 64}, {"precision.amp": "bf16"}):
+        for num_replicas, expected in ((4, 16), (None, 64), (3, None)):
+            exported = render(changed(overrides, "cuda", detected={"num_replicas": num_replicas}), "deepspeed", None)
+            assert json.loads(exported.text).get("train_micro_batch_size_per_gpu") == expected
+            assert any("DeepSpeed needs it" in note for note in exported.notes) is (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("trials", "verdict"),
+    [
+        ([], "none"),
+        ([{"number": 1, "value": 90.0, "changed": {"a": 1}}], "same"),
+        ([{"number": 1, "kind": "check", "value": 140.0, "changed": {"a": 1}}], "none"),
+    ],
+)
 def test_verdict_is_none_if_only_the_baseline_was_measured(summary, trials, verdict):
     summary["best"] = {**summary["baseline"], "overrides": {}}
     summary |= {"best_by_tier": {}, "trials": [{"number": 0, "value": 98.0, "changed": {}}, *trials]}

@@ -167,6 +167,12 @@ def test_read_text_skips_binary_files_and_respects_its_limit(text: ModuleType, b
         text.read_text(books / "none")
 
 
+def test_read_text_reads_no_more_of_a_file_than_it_needs(text: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a.txt").write_text("word " * 100)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("a file may be larger than the memory"))
+    assert text.read_text(tmp_path, at_most=10) == "word word "
+
+
 def test_masked_words_are_hidden_and_become_labels(text: ModuleType) -> None:
     tokens = torch.full((4000,), 7)
     batch = text.masked(tokens, 1000)

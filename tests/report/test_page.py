@@ -190,6 +190,19 @@ def test_trials_that_ran_out_of_memory_are_named_with_their_batch_size(complete,
     assert said.count(f"{out[0].number:04d} 128") == 1
 
 
+def test_trials_that_ran_out_of_memory_are_named_even_if_no_batch_size_is_known(folder):
+    trials = [{**trial, "knobs": {}} for trial in folder.read_summary()["trials"]]
+    said = part(page_of(folder, trials=trials), "memory-by-batch")
+    assert "1 trial ran out of memory: trial 3 (batch 4096)." in said
+    assert "No configuration" not in said
+
+
+def test_configuration_that_ran_out_of_memory_only_in_the_finals_is_named(folder):
+    trials = [trial for trial in folder.read_summary()["trials"] if trial["number"] != 3]
+    trials[-1] |= {"outcome": "device_oom", "value": None, "ci": None, "peak_memory_bytes": None}
+    assert "1 trial ran out of memory: trial 7 (finals: 0005 again)." in part(page_of(folder, trials=trials), "memory-by-batch")
+
+
 @pytest.mark.parametrize(
     ("limit", "share"), [("8GiB", 1 / 3), (0.5, 1 / 2), (2**30, 1 / 24), (None, 1), ("no limit", 1), ("32GiB", 1)]
 )
@@ -412,6 +425,38 @@ def test_report_of_a_study_without_a_comparison_asks_for_more_time(tmp_path):
     assert "give the study more time" in first
     assert "autotune resume resnet18" in first
     assert "study.budget.minutes=16" in first
+
+
+def test_report_of_a_study_with_a_limited_number_of_trials_asks_for_more_trials(tmp_path):
+    folder = make_study(tmp_path / "runs", num_trials=1)
+    changes = {"best": None, "speedup": None, "attribution": [], "minimality": None, "budget_s": None, "budget_trials": 1}
+    assert "study.budget.trials=2" in text_of(page_of(folder, **changes).split("</dl>")[0])
+    assert "keep the program as it is" in text_of(page_of(folder, **changes | {"budget_trials": None}).split("</dl>")[0])
+
+
+def test_report_of_a_running_study_says_to_wait_and_proposes_no_command(tmp_path):
+    folder = make_study(tmp_path / "runs", status="running", num_trials=3)
+    first = text_of(page_of(folder).split("</dl>")[0])
+    following = first.partition(" Next ")[2]
+    assert following.startswith("wait: the study is still running")
+    assert "autotune " not in following
+
+
+def test_kept_baseline_whose_rival_was_slower_has_no_ratio_in_doubt(folder):
+    best = {**folder.read_summary()["baseline"], "overrides": {}}
+    kept = {"ratio": 1.0, "ci": None, "verdict": "same", "reason": "the finalist was worse", "num_rounds": 4}
+    for speedup, is_doubted in ((kept, False), ({**kept, "num_rounds": 1, "trial": 5, "overrides": {"a": 1}}, True)):
+        said = part(page_of(folder, speedup=speedup, best=best, attribution=[], minimality=None), "rates")
+        assert ("the uncertainty of the ratio is unknown" in said) is is_doubted
+
+
+@pytest.mark.parametrize(("verdict", "run"), [("passed", 8), ("not needed", None)])
+def test_losses_of_the_best_count_as_compared_only_if_they_were(folder, verdict, run):
+    trials = folder.read_summary()["trials"]
+    parity = {**trials[0], "number": 8, "kind": "parity", "value": None, "ci": None}
+    found = {"verdict": verdict, "text": "within 0.1 %", "trial": run}
+    said = part(page_of(folder, trials=[*trials, parity], parity=found), "method")
+    assert ("The losses of the first steps of the best were compared" in said) is (run is not None)
 
 
 def test_report_of_a_thousand_trials_is_smaller_than_a_megabyte(tmp_path):

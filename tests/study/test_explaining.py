@@ -244,6 +244,22 @@ def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, 
     assert "Python in the step" in made_bench.folder.best_file.read_text()
 
 
+def test_files_that_a_pass_leaves_are_listed_in_the_summary(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    made_bench.surface.files_left["notes.txt"] = 10
+    left = explain(made_bench, passes=("lines",))["files"]["left"]
+    (number,) = (one.number for one in made_bench.trials if one.kind is Kind.explain)
+    assert left == [{"name": "notes.txt", "bytes": 10, "trial": number}]
+
+
+def test_explaining_a_killed_study_does_not_call_it_running(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.folder.write_summary({**made_bench.run(), "status": "running", "reason": ""})
+    assert explain(made_bench, passes=("lines",))["status"] == "interrupted"
+    assert made_bench.folder.read_summary()["status"] == "interrupted"
+
+
 def test_explaining_a_recording_writes_no_best_yaml(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20, is_kept=True)
     summary = made_bench.run()

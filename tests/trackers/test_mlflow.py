@@ -1,5 +1,6 @@
 """A study's copy in a real SQLite store, read with MLflow's own client."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -15,9 +16,10 @@ from autotune.launchers.environment import own_environment
 from autotune.records import StudyRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
-from autotune.trackers import entries, store
+from autotune.trackers import entries, probe, store
+from autotune.trackers.contents import Contents
 from autotune.trackers.mlflow import MlflowTracker
-from autotune.trackers.sync import sync
+from autotune.trackers.sync import ParentWatch, follow, incomplete, note, sync
 from tests.support.studies import add_trial, make_study, summary_of
 from tests.trackers.conftest import quiet_environment, runs_folder
 from tests.trackers.servers import Mirror
@@ -261,7 +263,8 @@ def test_best_of_a_resumed_study_is_no_longer_called_the_best(runs):
     folder = make_study(runs)
     sync(folder)
     folder.write_summary(folder.read_summary() | {"status": "running"})
-    assert sync(folder).written == 1
+    with folder.claimed():
+        assert sync(folder).written == 1
     assert {run.data.tags["best"] for run in read_back(runs).values()} == {"-"}
 
 
@@ -273,19 +276,65 @@ def test_tags_that_a_resumed_study_has_lost_are_no_longer_shown(runs):
     for name in ("finding.2", "mine"):
         client_of(runs).set_tag(parent.info.run_id, name, "kept")
     folder.write_summary(folder.read_summary() | {"status": "running", "speedup": None})
-    sync(folder)
+    with folder.claimed():
+        sync(folder)
     tags = read_back(runs)["resnet18"].data.tags
     assert [tags[name] for name in ("verdict", "finding.2", "mine")] == ["-", "-", "kept"]
 
 
 def test_sync_of_a_growing_study_writes_only_new_trials(runs):
     folder = make_study(runs, status="running", num_trials=3)
-    assert sync(folder).written == 3
+    with folder.claimed():
+        assert sync(folder).written == 3
     assert read_back(runs)["resnet18"].info.status == "RUNNING"
     trials = [*folder.read_trials(), add_trial(folder, 3)]
     folder.write_summary(summary_of(folder.name, trials, status="complete"))
     assert sync(folder).written == 1
     assert read_back(runs)["resnet18"].info.status == "FINISHED"
+
+
+def test_study_that_was_killed_is_interrupted_in_mlflow_until_it_is_resumed(runs):
+    folder = make_study(runs, status="running", num_trials=2)
+    sync(folder)
+    parent = read_back(runs)["resnet18"]
+    assert (parent.info.status, parent.data.tags["status"]) == ("KILLED", "interrupted")
+    with folder.claimed():
+        sync(folder)
+    parent = read_back(runs)["resnet18"]
+    assert (parent.info.status, parent.data.tags["status"]) == ("RUNNING", "running")
+
+
+def test_follow_copies_a_study_once_more_when_its_tuner_is_killed(runs):
+    folder = make_study(runs, status="running", num_trials=1)
+    copied = []
+
+    class Tuner(ParentWatch):
+        is_gone = False
+
+        def limit(self, _):
+            pass
+
+        def wait(self, _):
+            claim.close()
+            self.is_gone = True
+
+    with contextlib.ExitStack() as claim:
+        claim.enter_context(folder.claimed())
+        follow(folder, "none", parent=Tuner(), report=lambda _: copied.append(Contents.read(folder).status))
+    assert copied == ["RUNNING", "KILLED"]
+
+
+def test_trials_that_mlflow_got_before_the_server_went_down_are_not_missing(runs, monkeypatch):
+    folder = make_study(runs, num_trials=2)
+    tracker = MlflowTracker(store.embedded_uri(runs), runs)
+    assert tracker.push(folder).is_complete
+    add_trial(folder, 2)
+    monkeypatch.setattr(probe, "problem_of", lambda *_: "no answer")
+    for is_last in (False, True):
+        state = tracker.push(folder, is_last=is_last)
+        assert (state.pending, state.written, state.present) == ([2], 0, 2)
+    note(folder, state)
+    assert "MLflow lacks 1 of 3 trials (no answer from" in incomplete(folder, "")
 
 
 def test_successive_studies_of_the_same_name_have_separate_runs(folder, runs):

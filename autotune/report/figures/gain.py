@@ -116,7 +116,8 @@ def _ratio_notes(study: Study) -> list[str]:
     notes = []
     if found.get("overrides") and not (study.summary.get("best") or {}).get("overrides"):
         notes.append(f"The baseline was kept. It was compared with: {changes_phrase(found['overrides'])}.")
-    if found.get("ratio") and not found.get("ci"):
+    is_kept = found.get("num_rounds") and "trial" not in found  # the rival was slower; the ratio is the baseline's to itself
+    if found.get("ratio") and not found.get("ci") and not is_kept:
         notes.append("There is no interval, so the uncertainty of the ratio is unknown.")
     return notes
 

@@ -146,7 +146,7 @@ def method(study: Study) -> Figure:
         "Baseline and best were not measured in pairs, so only the search's numbers are available.",
         *_effects(study),
     ]  # fmt: skip
-    if any(trial.get("kind") == Kind.parity for trial in study.trials):
+    if (summary.get("parity") or {}).get("trial") is not None:  # None: the best computes what the baseline computes
         said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
     warm = sum(trial.get("start") == "warm" for trial in study.trials)
     if warm:

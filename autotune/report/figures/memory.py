@@ -33,7 +33,7 @@ from autotune.report.drawing import (
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import keys, pair, table_notes
 from autotune.report.study import BASELINE, Study
-from autotune.report.trials import phrases
+from autotune.report.trials import UNCOUNTED, phrases
 
 UNITS = (2**40, 2**30, 2**20, 2**10)
 # The capacity is drawn if a trial ran out of memory or used more than this share. Otherwise, an axis up to the capacity would
@@ -73,8 +73,9 @@ class Sized:
 def memory_by_batch(study: Study) -> Figure:
     """Returns the peak memory of the trials by batch size, with the capacity and the trials that ran out of memory."""
     title, key = "What runs out of memory?", "memory-by-batch"
-    found = _sized(study)
-    says = _words(study, found.out)
+    out = [trial for trial in study.trials if Outcome(str(trial["outcome"])).is_memory and trial.get("kind") not in UNCOUNTED]
+    found = _sized(study, out)
+    says = _words(study, out)  # of a program without a loader, no batch size is known
     if not found.measured:
         return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
     says += " Each mark is the peak of one process."
@@ -90,12 +91,11 @@ def memory_by_batch(study: Study) -> Figure:
     return Figure(key=key, title=title, says=says, drawing=_plot(study, found).html(), grid=grid, notes=notes)
 
 
-def _sized(study: Study) -> Sized:
+def _sized(study: Study, out: Sequence[dict[str, Any]]) -> Sized:
     sized = [trial for trial in study.configurations if _batch(trial)]
-    out = [trial for trial in sized if Outcome(str(trial["outcome"])).is_memory]
     return Sized(
         measured=[trial for trial in sized if trial.get("peak_memory_bytes") and trial not in out],
-        out=out,
+        out=[trial for trial in out if _batch(trial)],
         capacity_bytes=_capacity_bytes(study),
     )
 
