@@ -32,15 +32,17 @@ _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPAS
 # (--eos_token_id). A name that ends in "key" is not secret if all words before it are in the second set (--csv-img-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
-    "budget", "count", "per", "drop", "dropout", "keep", "prune", "pruning", "merge", "merging", "mixer", "mixing", "pool",
-    "pooling", "reduction", "ratio", "rate", "loss", "weight", "embedding", "dim",
+    "budget", "count", "per", "dropout", "pruning", "merging", "mixer", "mixing", "pooling", "reduction", "ratio", "rate",
+    "loss", "weight", "embedding", "dim",
 }  # fmt: skip
 _OF_SAMPLES = {
     "image", "img", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
     "monitor", "loss", "score", "feature", "group", "batch", "column", "field", "sample", "index", "seed", "prng", "rng",
     "random", "csv", "tsv", "json", "jsonl", "audio", "video", "energy", "forces", "stress", "virials", "dipole", "charges",
-    "data", "dataset", "split", "class", "time", "date", "name", "x", "y",
+    "dataset", "split", "class", "date", "name",
 }  # fmt: skip
+# A name with "token" and one of these words is secret even if it also has a word of the first set (--embedding_api_token).
+_OF_ACCESS = {"api", "auth", "access", "hub", "hf", "login", "bot", "bearer", "refresh", "session", "agent", "download", "box"}
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The look-behinds keep the searches linear: a name is matched from its first character only.
@@ -56,7 +58,7 @@ _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 # A value that is no secret, whatever its key: hub_token=null, --token-dropout 0.1.
-_SWITCH = re.compile(r"true|false|null|none|\d{1,2}|-?\d{0,2}\.\d+|-?\d(?:\.\d+)?e[+-]?\d{1,3}", re.IGNORECASE)
+_SWITCH = re.compile(r"true|false|null|none|\d{1,2}|-?\d{0,2}\.\d{1,5}|-?\d(?:\.\d+)?e[+-]?\d{1,3}", re.IGNORECASE)
 # Keys of a trial's evidence with dictionaries whose keys are paths. The path out_token/model names no secret.
 _BY_PATH = frozenset({"files_left", "files_new", "files_aside", "files_unguarded"})
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
@@ -86,7 +88,7 @@ def _is_of_data(name: str, words: list[str]) -> bool:
     if name.isupper():  # an environment variable
         return False
     if "token" in words:
-        return bool(_OF_VOCABULARY & set(words)) and not _SECRET_WORDS & (set(words) - {"token"})
+        return bool(_OF_VOCABULARY & set(words)) and not (_SECRET_WORDS | _OF_ACCESS) & (set(words) - {"token"})
     return words[-1] == "key" and len(words) > 1 and _OF_SAMPLES.issuperset(words[:-1])
 
 

@@ -32,6 +32,9 @@ from tests.support.listener import RecordingListener
         ("git clone https://x:ghs_short@github.com/a/b", "git clone https://***@github.com/a/b"),
         ("using hf_abcdefghijklmnopqrst now", "using *** now"),
         ("key=abc", "key=***"),
+        ("x-key: abc --data-key def", "x-key: *** --data-key ***"),
+        ("embedding_api_token=abc --agent-pool-token ghi", "embedding_api_token=*** --agent-pool-token ***"),
+        ("DropBoxToken=abc --password 19.840101", "DropBoxToken=*** --password ***"),
     ],
 )
 def test_secrets_are_masked(text, masked):
@@ -51,9 +54,9 @@ def test_secrets_are_masked(text, masked):
         "mail someone@example.org, see https://example.org/a",
         "monkey=1 keyboard=2",
         "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
-        "--token-budget 4096 --token_mixer=attention --token-pooling mean --token-loss-weight 12.5",
+        "--token-budget 4096 --token_mixer=attention --token-pooling mean --token-loss-weight off",
         "--metric-key val_loss --monitor_key=loss --prng-key 42 --csv-img-key filepath --csv-caption-key title",
-        "--energy_key=REF_energy --forces_key=REF_forces --dataset-key train --x_key=images --class-name-key label",
+        "--energy_key=REF_energy --forces_key=REF_forces --dataset-key train --class-name-key label",
         "--key-frames --token",
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],

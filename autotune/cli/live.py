@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from autotune.wording import aims_text, changes_phrase, machine_text, objective_
 
 REFRESHES_PER_S = 4
 MAX_SHOWN = 4  # maximum number of running trials that are shown
-MAX_KEPT = 64  # number of best trials that are remembered, because loss parity may rule out the best of them
 PHASE_WORDS = {
     "spawn": "starting",
     "import": "importing",
@@ -57,18 +57,27 @@ class LiveView(View):
     Args:
         console: the terminal.
         path: the study's folder.
-        clock: returns the seconds of the study's clock, by which its budget counts.
-        begun_s: moment on this clock from which the budget counts; None for now.
+        clock: returns monotonic seconds.
+        budget_clock: returns the seconds of the study's clock, by which its budget counts; None for `clock`.
+        begun_s: moment on the study's clock from which the budget counts; None for now.
     """
 
     def __init__(
-        self, console: Console, path: Path, clock: Callable[[], float] = time.monotonic, begun_s: float | None = None
+        self,
+        console: Console,
+        path: Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        budget_clock: Callable[[], float] | None = None,
+        begun_s: float | None = None,
     ) -> None:
         self._console, self._path, self._clock = console, path, clock
-        self._begun_s = clock() if begun_s is None else begun_s
+        self._budget_clock = budget_clock or clock
+        self._begun_s = self._budget_clock() if begun_s is None else begun_s
         self._study: StudyRecord | None = None
         self._baseline: TrialRecord | None = None
-        self._rated: list[TrialRecord] = []  # trials that may win, now or after others are ruled out, best first
+        # Trials that may win, now or after loss parity has ruled out others, with their negative scores; best first.
+        self._rated: list[tuple[float, TrialRecord]] = []
         self._counts: dict[str, int] = {}
         self._running: dict[int, _Running] = {}
         self._slots: dict[str, Any] = {}  # as they were when the study started: the table's columns must not change later
@@ -104,7 +113,7 @@ class LiveView(View):
 
     def time_left(self, outlook: Outlook) -> None:
         """Stores the remaining search time, which is shown next to the clock."""
-        self._outlook = (outlook, self._clock())
+        self._outlook = (outlook, self._budget_clock())
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """Shows the configuration of a trial that begins."""
@@ -124,8 +133,7 @@ class LiveView(View):
             self._baseline = trial
         shown, before = trial.as_json(), self._best.as_json() if self._best else None
         if trial.kind in (Kind.baseline, Kind.search) and trial.outcome in (Outcome.ok, Outcome.raced):
-            self._rated = sorted([*self._rated, trial], key=lambda one: -(score_of(self._about, one.as_json()) or 0.0))
-            del self._rated[MAX_KEPT:]
+            bisect.insort(self._rated, (-(score_of(self._about, shown) or 0.0), trial), key=lambda rated: rated[0])
         width = self._console.width
         if sum(self._counts.values()) == 1:  # the header shows the rates' unit, which is unknown until a trial has ended
             self._console.print(trials.table(width, about=self._about))
@@ -185,7 +193,7 @@ class LiveView(View):
     @property
     def _best(self) -> TrialRecord | None:
         """The best trial so far; None if there is none that may win. Loss parity may rule out a trial that has ended."""
-        return next((trial for trial in self._rated if trial.outcome.may_win), None)
+        return next((trial for _, trial in self._rated if trial.outcome.may_win), None)
 
     def _best_line(self) -> Text:
         best = self._best
@@ -245,7 +253,7 @@ class LiveView(View):
             return None
         if self._study.budget_s is None:
             return self._trials_row()
-        spent_s = min(self._study.spent_s + self._clock() - self._begun_s, self._study.budget_s)
+        spent_s = min(self._study.spent_s + self._budget_clock() - self._begun_s, self._study.budget_s)
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=7, style="quiet")
         grid.add_column(width=7, justify="left", no_wrap=True)
@@ -267,7 +275,7 @@ class LiveView(View):
         outlook, reported_s = self._outlook or (None, 0.0)
         if outlook is None or outlook.search_s is None:
             return ""
-        return f"{clock_text(outlook.search_s - (self._clock() - reported_s))} to search"
+        return f"{clock_text(outlook.search_s - (self._budget_clock() - reported_s))} to search"
 
     def _trials_row(self) -> Table | None:
         """Returns the row with the number of trials left, for a budget in trials only; None if there is nothing to show."""

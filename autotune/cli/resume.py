@@ -14,6 +14,7 @@ from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain
 from autotune.records import Kind, Outcome, StudyRecord, Summary
+from autotune.report.verdict import more_time
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 
@@ -87,9 +88,8 @@ def _print_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> 
 
 def _how_to_continue(folder: StudyFolder, summary: Summary) -> str:
     why = f"  {summary['reason']}" if summary["reason"] else ""
-    twice = [f"study.budget.minutes={summary['budget_s'] / 30:g}"] if summary.get("budget_s") else []
-    twice += [f"study.budget.trials={2 * summary['budget_trials']}"] if summary.get("budget_trials") else []
-    more = f" To continue, give it a larger budget: autotune resume {call(folder)} {' '.join(twice)}" if twice else ""
+    larger = more_time(summary)
+    more = f" To continue, give it a larger budget: autotune resume {call(folder)}{larger}" if larger else ""
     return f"complete{why}.{more}"
 
 

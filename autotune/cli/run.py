@@ -244,4 +244,4 @@ def _view(inputs: StudyInputs, folder: StudyFolder, *, as_json: bool, is_quiet: 
     if not can_redraw(out):
         return PlainLines(folder.path)
     out.file = cast(IO[str], Outlasted(out.file))
-    return LiveView(out, folder.path, inputs.clock.monotonic, inputs.began_s)
+    return LiveView(out, folder.path, budget_clock=inputs.clock.monotonic, begun_s=inputs.began_s)

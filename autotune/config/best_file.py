@@ -83,7 +83,9 @@ class Best:
             if not keys:
                 continue
             option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]
-            if _holds(words, [filled(word, self.knobs) for word in (*option, part)]):  # the word before may be one, too
+            older = {key: str(value) for key, value in self.knobs.items()}  # until 2026-12-01, True was never spelled "true"
+            # The word before may be a placeholder, too.
+            if any(_holds(words, [filled(word, knobs) for word in (*option, part)]) for knobs in (self.knobs, older)):
                 passed.update({key: self.knobs[key] for key in keys})
                 continue
             asked = one_line(" ".join([*option, part]), MAX_WORDS)

@@ -147,7 +147,7 @@ class Evidence:
             return 0.0
         first, *others = self.lines
         is_sent_out = first.unit_source == LOADER and all(one.unit_source != LOADER for one in others)
-        if others and (is_sent_out or first.ranks_per_batch == len(known)):
+        if others and (is_sent_out or first.ranks_per_batch == first.world_size):
             return known[0]
         return math.fsum(known) * max(1.0, first.world_size / len(known)) / max(1, first.ranks_per_batch)
 

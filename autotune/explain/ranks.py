@@ -50,7 +50,7 @@ def _row(passes: Passes, breakdowns: Mapping[int, Breakdown], rank: int) -> Row:
         seconds, exposed, input_s = found.step_s, found.seconds[COLLECTIVES], found.seconds[INPUT_WAIT]
         phases = lines.phases_s if lines else {}
     gradient_bytes = (lines.communication.get("gradient_bytes") if lines else None) or (
-        (memory.gradients or memory.parameters) if memory else None
+        (memory.gradients or memory.parameters or None) if memory else None
     )
     return {
         "rank": rank,

@@ -128,7 +128,7 @@ def with_earlier(made: Explanation, earlier: Tables) -> Explanation:
     kept = {name: table for name, table in earlier.tables.items() if name in (*TRACE_TABLES, "ranks")}
     if "breakdown" not in kept:
         return made
-    tables = {**kept, **made.tables.tables}
+    tables = {**made.tables.tables, **kept}
     absent = {**made.tables.absent, **{name: why for name, why in earlier.absent.items() if name in TRACE_TABLES}}
     made.passes.absent.pop(TRACE, None)
     absent = {name: why for name, why in absent.items() if name not in tables}

@@ -27,7 +27,8 @@ class HostClock:
     """Times the ends of steps on the host; correct if the device is the CPU.
 
     Attributes:
-        waiting: what `mark` has noted since the last call of `finished`.
+        waiting: what `mark` has noted since the last call of `finished`. Always the same list: `Session.plain_step_hook`
+            appends to it.
     """
 
     run_ahead = 0
@@ -68,7 +69,7 @@ class HostClock:
     def finished(self) -> Iterator[Finished]:
         """Yields the steps finished since the last call; the very first step only sets the origin."""
         waiting = list(self.waiting)
-        del self.waiting[: len(waiting)]  # another thread may just append to it
+        del self.waiting[: len(waiting)]  # in place; another thread may append meanwhile
         is_quiet, self._is_noisy = not self._is_noisy, False
         if self._origin_s is None and waiting:
             self._origin_s = self._last_s = waiting.pop(0)[0]

@@ -26,7 +26,7 @@ from .interval import mean_half_width_frac
 
 CLAIM = "peer{}.json"  # with the claim's number; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
 LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
-# Seconds between two looks (`Peers.look`) for other processes, and while there are none. Both cost time of the training.
+# Least seconds between two looks (`Peers.look`) for other processes, and while there are none: they take time of the training.
 LOOK_S, ALONE_LOOK_S = 0.1, 0.5
 MIN_RENEWALS = 2  # another process counts as training once it has renewed its claim this many times
 # A peer counts as having stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
 from . import libraries, process, protocol, state
-from .clock import HostClock, make_clock
+from .clock import make_clock
 from .context import TrialContext
 from .ending import Ending
 from .explain import skipping
@@ -144,8 +144,8 @@ class Session(TrialContext):
         After any other step, the hook calls `otherwise`. For a usual step, it does the same as `step_done`, but in one call
         instead of seventeen: each call of cold code costs a microsecond (measured).
         """
-        modules, touched, training, mark = self.modules, self.loaders.touched, self.loaders.training, self.clock.mark
-        waiting, monotonic = self.clock.waiting if isinstance(self.clock, HostClock) else None, time.monotonic
+        modules, touched, training = self.modules, self.loaders.touched, self.loaders.training
+        waiting, monotonic = self.clock.waiting, time.monotonic  # a HostClock: on a GPU, `_look` asks for no short hook
 
         def after_plain_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if len(touched) != 1 or touched[0] is not training or modules.is_evaluated or not self._is_plain:
@@ -160,11 +160,8 @@ class Session(TrialContext):
             training.num_steps_fed += 1
             training.num_steps_running += 1
             training.samples = training.wait_s = training.num_yields = 0
-            if waiting is None:
-                now_s = mark(samples, wait_s, False)
-            else:
-                now_s = monotonic()
-                waiting.append((now_s, samples, wait_s, False))
+            now_s = monotonic()
+            waiting.append((now_s, samples, wait_s, False))
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S
                 try:

@@ -232,7 +232,8 @@ class RemoteLauncher(Launcher):
             if self._first is not None and self._num_lost < MAX_LOST:
                 return
             host = hello.get("host", "of the study")
-            raise BadInput(f"launcher: node {host} was lost at once, got: {lost}. Start again.") from lost
+            do = "`autotune resume` continues the study" if self._first is not None else "Start again"
+            raise BadInput(f"launcher: node {host} was lost at once, got: {lost}. {do}.") from lost
         except BaseException:
             self.close()
             raise

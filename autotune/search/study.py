@@ -189,7 +189,7 @@ class _Journal(JournalFileBackend):
             try:
                 self._lock.release()
             except FileNotFoundError as error:
-                # If `release` is interrupted right after it has removed the lock's file, it tries to remove it again.
+                # `release` removes the lock's file under another name. Interrupted just before or after, it fails like this.
                 if isinstance(error.__context__, KeyboardInterrupt):
                     raise error.__context__ from None
                 raise

@@ -25,6 +25,7 @@ from autotune.trackers.base import NullTracker, Synced, Tracker
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
+LEFT_S = 2.0  # longest wait for the lock of a killed study
 LONGEST_PAUSE_S = 30.0  # longest pause between two attempts on a store that is down
 # Mirroring uses at most this share of one core's time: reading a study takes longer with every trial, and trials run meanwhile.
 SHARE_FRAC = 0.05
@@ -201,7 +202,9 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
     while True:
         if (written := _written(folder)) != read:  # a summary of thousands of trials takes a while to read
             read, is_over = written, _is_over(folder)
-        is_over = is_over or parent.is_gone  # checked before the push, so that the last push misses nothing
+        if parent.is_gone and not is_over:  # checked before the push, so that the last push misses nothing
+            is_over = True
+            _wait_until_left(folder)
         if time.monotonic() >= next_try or is_over:
             began_s, is_first = time.process_time(), seen is None  # the first push imports MLflow
             # A study whose tuner is killed writes nothing more, but it no longer has an owner.
@@ -216,6 +219,13 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
         if is_over:
             return state
         parent.wait(POLL_S)
+
+
+def _wait_until_left(folder: StudyFolder) -> None:
+    """Waits until the study has no owner: of a killed process, the pipe may be closed a little earlier than the lock's file."""
+    until_s = time.monotonic() + LEFT_S
+    while folder.is_owned and time.monotonic() < until_s:
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def launch(
     )
 
 
-def _kind(kind: str, machine: dict[str, Any], *, is_here: bool = True) -> str:
+def _kind(kind: str, machine: dict[str, Any], *, is_here: bool) -> str:
     """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not applied to the host.
 
     If the trial runs on another machine (not `is_here`), that machine has named the GPUs that the trial may use. Then this

@@ -92,6 +92,11 @@ class RunningTrial:
         """Whether the trial waits for a node, for a known reason."""
         return bool(self._waiting)
 
+    @property
+    def kept(self) -> Finished | None:
+        """The finished trial if its record is on disk; None otherwise."""
+        return self._over if self._over and self._over.is_kept else None
+
     def move(self, place: Place) -> None:
         """Ends the wait for a node, and starts the attempt on another slot. Raises the errors of the constructor."""
         self._running.stop("another slot is free")
@@ -100,27 +105,30 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
-        if self._over and self._over.is_kept:  # interrupted in a listener, which has been told
-            return self._over
+        if kept := self.kept:  # interrupted in a listener, which has been told
+            return kept
         if self._first and not self._is_begun:
             return self._runner.keep(Finished(record=self._first))
         self._running.stop(USERS_STOP)
         while (ended := self._poll(is_ending=True)) is None:
             self._inputs.clock.sleep(self._inputs.poll_s)
-        finished = self._finished(ended)
+        finished = self._over = self._finished(ended)
         return self._judged(finished) or self._runner.keep(finished)
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
         if not self._is_begun:  # the fault occurred between two attempts, and the first attempt does not count
             return None
-        if self._over and self._over.is_kept:  # the fault occurred in a listener, which has been told
-            return self._over
+        if kept := self.kept:  # the fault occurred in a listener, which has been told
+            return kept
         try:
             ended = self._poll(is_ending=True)
         finally:  # even if polling raises the fault again; changes nothing if the processes have ended
             self._running.stop("autotune failed")
-        return None if ended is None else self._judged(self._finished(ended))
+        if ended is None:
+            return None
+        self._over = self._finished(ended)
+        return self._judged(self._over)
 
     def _judged(self, finished: Finished) -> Finished | None:
         """Judges a trial that was measured, and writes its record; returns None for any other trial."""

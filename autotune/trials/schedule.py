@@ -176,14 +176,19 @@ class Schedule:
             self._add(trial.stop())
         except StoppedNow as stopped:
             self._add(stopped.finished)
+        except BaseException:
+            if kept := trial.kept:  # the fault is that of a listener
+                self._add(kept)
+            raise
 
     def _abandon(self) -> None:
         """Ends every running trial after a fault. Records only those that were measured by then."""
         running, self._running = self._running, {}
         for trial in running:
             with contextlib.suppress(Exception):  # the trial that caused the fault may fail again; the caller raises the fault
-                if finished := trial.abandon():
-                    self._add(finished)
+                trial.abandon()
+            if kept := trial.kept:
+                self._add(kept)
 
     def _guarded(self, step: Callable[[], T]) -> T:
         """Returns the result of a step; ends all running trials if the user interrupts the step or it fails."""

@@ -19,7 +19,7 @@ def test_gradients_that_share_a_bucket_are_counted_once() -> None:
     bucket, weights = torch.zeros(100), [nn.Parameter(torch.ones(50)) for _ in range(2)]
     for number, weight in enumerate(weights):
         weight.grad = bucket[50 * number : 50 * number + 50]
-    found = Activations(weights, set(), str, lambda _: False)
+    found = Activations(weights, set(), str, lambda _: False, lambda _: True)
     found.install()
     sum(weight.sum() for weight in weights).backward()  # type: ignore[union-attr]
     found.uninstall()
@@ -29,7 +29,7 @@ def test_gradients_that_share_a_bucket_are_counted_once() -> None:
 
 def test_a_step_that_uses_torch_func_works_and_its_other_activations_are_counted() -> None:
     weight = nn.Parameter(torch.ones(50))
-    found = Activations([weight], set(), str, lambda _: False)
+    found = Activations([weight], set(), str, lambda _: False, lambda _: True)
     found.install()
     torch.func.vmap(torch.func.grad(lambda row: row.square().sum()))(torch.ones(3, 2))  # refuses hooks like ours
     (weight * torch.ones(50)).sum().backward()

@@ -7,11 +7,12 @@ import pytest
 from autotune.harness import supply
 from autotune.harness.meter import DONE, STEADY, WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules
+from autotune.harness.session import LOOK_S
 from autotune.harness.supply import Supply
 from tests.harness.queue_model import Program, Simulation
 from tests.harness.test_cycles import window_of
 
-BATCH, LOOK_S = 8, 0.1
+BATCH = 8
 LONG_STEPS = 6000
 
 

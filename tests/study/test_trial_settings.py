@@ -147,7 +147,7 @@ def test_memory_limit_applies_to_the_gpu_if_there_is_one(kind, gpus, visible, ex
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert launching._kind(kind, {"gpus": gpus}) == expected
+    assert launching._kind(kind, {"gpus": gpus}, is_here=True) == expected
 
 
 def test_memory_limit_applies_to_the_gpu_of_a_node_even_if_a_login_node_hides_gpus(monkeypatch):

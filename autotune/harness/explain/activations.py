@@ -76,12 +76,19 @@ class Activations:
         excluded: addresses of storages that are not activations: parameters and buffers.
         module: returns the name of the module that runs.
         is_input: returns whether the storage at an address came from a loader.
+        is_here: returns whether a tensor is in the memory that is reported.
     """
 
     def __init__(
-        self, parameters: List[Any], excluded: Set[int], module: Callable[[], str], is_input: Callable[[int], bool]
+        self,
+        parameters: List[Any],
+        excluded: Set[int],
+        module: Callable[[], str],
+        is_input: Callable[[int], bool],
+        is_here: Callable[[Any], bool],
     ) -> None:
-        self._parameters, self._excluded, self._module, self._is_input = parameters, excluded, module, is_input
+        self._parameters, self._excluded, self._module = parameters, excluded, module
+        self._is_input, self._is_here = is_input, is_here
         self._living: Dict[int, List[Any]] = {}  # address -> [times saved, bytes, module]; module None for input
         self._gradients: Dict[int, int] = {}  # parameter -> bytes
         self._saved = self._gradient_sum = 0
@@ -153,7 +160,7 @@ class Activations:
 
     def _pack(self, tensor: Any) -> Any:
         place, size = storage_of(tensor)
-        if not size or place in self._excluded:
+        if not size or place in self._excluded or not self._is_here(tensor):
             return Saved(tensor.detach(), None, 0)
         living = self._living.get(place)
         if living is None:

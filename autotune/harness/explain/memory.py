@@ -119,7 +119,9 @@ class MemoryPass(Pass):
             warnings.filterwarnings("ignore", message=".*global hooks on modules")  # torch warns when FLOPs are counted
         else:
             self._running.install()
-        self._saved = Activations(self._parameters, self._weights.seen, self._running.now, lambda place: place in self._inputs)
+        self._saved = Activations(
+            self._parameters, self._weights.seen, self._running.now, lambda place: place in self._inputs, self._is_here
+        )
         self._saved.install(is_compiled=bool(self.context.modules.num_graphs()))
 
     def _end_saved(self) -> None:
@@ -210,7 +212,8 @@ class MemoryPass(Pass):
         flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}
         rows: Dict[str, Dict[str, Any]] = {}
         for module, name in _named(self._roots):  # a module comes after its wrapper, which has the same name here
-            own = [each for each in members.held(module).get("_parameters", {}).values() if each is not None]
+            held = members.held(module).get("_parameters", {}).values()
+            own = [each for each in held if each is not None and self._is_here(each)]
             known = rows.get(name, {"parameters": 0})["parameters"]
             rows[name] = {
                 "module": name,

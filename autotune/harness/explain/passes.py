@@ -47,7 +47,7 @@ class Explained:
         """Begins the pass once it is due; after that, reports the steps to it.
 
         Called after every step if `looks_at_every_step` is true, in the first steps, and with several ranks. Otherwise, calls
-        are at least a tenth of a second apart.
+        are at least `LOOK_S` seconds apart (session.py).
         """
         if self._has_begun:
             self._pass.step_done()

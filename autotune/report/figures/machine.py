@@ -20,6 +20,7 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import ms_text, sentence
 from autotune.report.study import Study
 from autotune.report.verdict import file_lines, noise_lines
+from autotune.trials.losses import Verdict
 from autotune.wording import (
     aims_text,
     budget_text,
@@ -146,7 +147,7 @@ def method(study: Study) -> Figure:
         "Baseline and best were not measured in pairs, so only the search's numbers are available.",
         *_effects(study),
     ]  # fmt: skip
-    if (summary.get("parity") or {}).get("trial") is not None:  # None: the best computes what the baseline computes
+    if (summary.get("parity") or {}).get("verdict") == Verdict.passed:
         said.append("The losses of the first steps of the best were compared with the baseline's, on the same batches.")
     warm = sum(trial.get("start") == "warm" for trial in study.trials)
     if warm:

@@ -80,7 +80,7 @@ def memory_by_batch(study: Study) -> Figure:
         return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
     says += " Each mark is the peak of one process."
     notes = []
-    if found.capacity_bytes and not found.is_near:
+    if found.capacity_bytes and not found.is_near and not out:
         most = math.ceil(100 * found.peak_bytes / found.capacity_bytes)
         notes.append(f"No trial used more than {most} % of the capacity, {bytes_text(found.capacity_bytes)}.")
     rows = [
