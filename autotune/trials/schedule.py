@@ -187,8 +187,9 @@ class Schedule:
         for trial in running:
             with contextlib.suppress(Exception):  # the trial that caused the fault may fail again; the caller raises the fault
                 trial.abandon()
-            if kept := trial.kept:
-                self._add(kept)
+            with contextlib.suppress(Exception):
+                if kept := trial.kept:
+                    self._add(kept)
 
     def _guarded(self, step: Callable[[], T]) -> T:
         """Returns the result of a step; ends all running trials if the user interrupts the step or it fails."""

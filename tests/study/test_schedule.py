@@ -12,22 +12,35 @@ from tests.support.fake_launcher import FakeRunning, Surface
 
 
 class StubTrial:
-    """A trial that has ended, still runs (`is_over=False`), or fails when it is polled (`fault`) or stopped (`stop_fault`)."""
+    """A trial that has ended, still runs (`is_over=False`), or fails when it is polled (`fault`) or stopped (`stop_fault`).
 
-    def __init__(self, number, *, is_over=True, fault=None, stop_fault=None):
+    If it is told (`is_told`), it fails only after its record was written, in a function of the user.
+    """
+
+    def __init__(self, number, *, is_over=True, fault=None, stop_fault=None, is_told=False):
         self.number, self.neighbours, self.place, self.request, self.is_waiting = number, 0, number, self, False
         self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
+        self.kept, self._is_told = None, is_told
 
     def look(self):
         if self._fault:
             raise self._fault
-        return self.number if self._is_over else None
+        return self._ended() if self._is_over else None
 
-    abandon = look
+    def abandon(self):
+        if self._is_told:
+            self._is_over = True
+        self.look()
 
     def stop(self):
-        if self._stop_fault:
+        if self._stop_fault and not self._is_told:
             raise self._stop_fault
+        return self._ended(self._stop_fault)
+
+    def _ended(self, fault=None):
+        self.kept = self.number
+        if fault:
+            raise fault
         return self.number
 
 
@@ -70,6 +83,21 @@ def test_error_of_one_trial_does_not_prevent_recording_others_that_have_ended(ru
         run([StubTrial(1), StubTrial(2, fault=BadInput("no node")), StubTrial(3), StubTrial(4, is_over=False)], taken.append)
     assert added == [1, 3]
     assert taken == [1]
+
+
+def test_trials_that_fail_after_their_records_were_written_are_recorded(run, added):
+    with pytest.raises(BadInput, match="no node"):
+        run([StubTrial(1, fault=BadInput("no node")), StubTrial(2, is_over=False, is_told=True)], [].append)
+    assert added == [2]
+
+
+def test_trial_that_fails_after_it_was_stopped_and_written_is_recorded(run, added):
+    def interrupted(_):
+        run.stop()
+
+    with pytest.raises(LookupError, match="enough"):
+        run([StubTrial(1), StubTrial(2, is_over=False, stop_fault=LookupError("enough"), is_told=True)], interrupted)
+    assert added == [1, 2]
 
 
 def test_trial_that_cannot_be_stopped_does_not_prevent_stopping_others(run, added):
