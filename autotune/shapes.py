@@ -13,7 +13,8 @@ from types import FunctionType
 from typing import Any
 
 ANY = "*"
-MAX_NUMBER = 1e30  # no time, size or rate is larger; arithmetic on larger numbers could overflow. A loss may be: see `clipped`
+# No time, size or rate is larger; arithmetic on larger numbers could overflow. A loss may be larger: see `clipped`.
+MAX_NUMBER = 1e30
 FINITE = (str, int, bool, type(None))  # most values of a document
 LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoch
 

@@ -130,7 +130,7 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
         has_gpus = bool(answers["gpus"].facts.get("gpus"))
         if has_gpus:
             say("importing torch")
-        # Not in `own`: it has the folder of autotune on the path, where another torch than the interpreter's may be installed.
+        # Without `own`, whose path has the folder of autotune: another torch than the interpreter's may be installed there.
         probe = start(interpreters(python, with_import=has_gpus), INTERPRETER_S, os.environ)
         answers["interpreter"] = probe.answer()
         answers["data"] = Answer()

@@ -36,7 +36,7 @@ class Decision:
 
     Attributes:
         finalist: search trial that was chosen and reported; None if no configuration came close to the baseline.
-        ratio: finalist over baseline, from the reporting rounds, which follow its choice; None without a complete round.
+        ratio: finalist over baseline, from the rounds after the finalist was chosen; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.
@@ -195,7 +195,7 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds whose trials have this `why`, in order. Each is a dict: number of a first trial -> trial of the round.
+    """Returns the rounds whose trials have this `why`, in order: dicts from a configuration's first trial to its trial here.
 
     If a round measured the baseline and trial 7 again, as trials 20 and 21, its dict has the keys 0 and 7.
 

@@ -30,8 +30,8 @@ def note_start() -> None:
 
 
 def _note_compiler(_: Any) -> None:
-    # If no such variable has changed, warm starts import the compiler in advance, too (trials/warm.py). That saves seconds even
-    # if a program does not use the compiler, because constructing an optimizer imports it.
+    # If none of READ_BY_COMPILER has changed, warm starts import the compiler in advance, too (trials/warm.py). That saves
+    # seconds even if a program does not use the compiler, because constructing an optimizer imports it.
     state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
 
 

@@ -100,7 +100,7 @@ class Kept:
         self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes it has removed
         self._left: Set[str] = set()  # files not in `_paths` that the program believes it has removed
-        self._with_checkpoints: Dict[str, bool] = {}  # folder -> whether it held a checkpoint of the user before it was removed
+        self._with_checkpoints: Dict[str, bool] = {}  # folder -> whether it held a user's checkpoint before its removal
         self._unlinked: Set[str] = set()  # names of kept files, and links to them, that the program believes it has removed
         self._touched: Set[str] = set()  # files older than the trial whose mode or times this process has changed
         self._folders: Set[str] = set()  # folders that this process has made
@@ -253,7 +253,7 @@ class Kept:
         return linked
 
     def touching(self, change: Call) -> Call:
-        """Returns an `os.chmod` or `os.utime` that remembers which files were older than the trial before."""
+        """Returns an `os.chmod` or `os.utime` that notes, before it changes files, which of them are older than the trial."""
 
         def touched(path: Any, *arguments: Any, **named: Any) -> None:
             is_path = isinstance(path, (str, bytes, os.PathLike)) and named.get("dir_fd") is None
@@ -312,7 +312,7 @@ class Kept:
     def _older(self, path: Any, *, is_followed: bool = False, is_any: bool = False) -> Optional[str]:
         """Returns the resolved path of a checkpoint that is older than the trial and not of a trial; None for other paths.
 
-        The keeper does not know such a file: for example, a configuration file of the program names its folder.
+        The keeper may have missed the file, for example if only a configuration file of the program names the file's folder.
 
         Args:
             path: what a call is about to change.

@@ -85,7 +85,8 @@ def prefix(folder: str, number: int) -> str:
 def _place(folder: str) -> str:
     """Returns the folder for the files of this process's workers; other ranks have their own.
 
-    The files contain source lines. If the pass is cut off, they are removed with SCRATCH, like all that is not masked.
+    The files contain source lines. If the pass is cut off, they are removed with SCRATCH, like all files in which secrets are
+    not masked yet.
     """
     return os.path.join(folder, SCRATCH, f"stages.{os.getpid()}")
 

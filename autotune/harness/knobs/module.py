@@ -30,7 +30,7 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
-# What `observe` says of a wrapped module rather than of its wrapper: after the wrapping, it also shows what the trial has set.
+# Of these, `observe` must look at the module before it is wrapped: the wrapper also has what the trial has set.
 OF_WRAPPED = (COMPILE, FLOAT8, "is_float8", "has_linear")
 OWN_STATE = "autotune_own_state"  # attribute of an autocast: its (_enabled, fast_dtype) before the harness changed them
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -214,7 +214,7 @@ class ModuleKnobs(KnobHandler):
         return self.replaces_autocast or self._has_replaced
 
     def replace_autocast(self, context: Any) -> None:
-        """Gives an autocast that the program is about to enter the trial's format; with "off", it changes nothing.
+        """Changes an autocast that the program will enter next: it gets the trial's format, or no effect if that is "off".
 
         What it covers besides the modules that train, such as a frozen teacher, is thus computed in that format, too.
         """
@@ -312,7 +312,7 @@ class ModuleKnobs(KnobHandler):
 
 
 def _checkpoints(module: Any) -> bool:
-    """Whether the own activation checkpointing of a module, or of one within it, is on."""
+    """Whether a module, or a module in it, has activation checkpointing of its own that is on."""
     return any(map(is_checkpointing, members.modules(module)))
 
 

@@ -156,8 +156,8 @@ class Levelled:
     def pair_columns(self) -> Array:
         """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1.
 
-        For the batch, the length grows with its doublings. For example, a program may be 30 times as fast with 32 times the
-        batch, but hardly faster if CUDA graphs replace the launches of its kernels.
+        For the batch, the length grows with its doublings, because products over many doublings may be large: with 32 times
+        the batch, a program may be 30 times as fast, but hardly faster than before if CUDA graphs launch its kernels.
         """
         if not self.is_ordered:
             return self.columns()[0]
@@ -168,7 +168,7 @@ class Levelled:
     def _places(self) -> Array:
         """Returns the positions of the numbers on a logarithmic scale, in doublings.
 
-        A step from 0 counts at most as a change of an unordered value. Often 0 leaves the choice to a library, and the library
+        A step from 0 is no longer than a change of an unordered value. Often 0 leaves the choice to a library, and the library
         chooses a value near those that are listed. Without this limit, a buffer of 16 MiB was 24 doublings away from the
         default 0, and was expected to gain 30 %.
         """
@@ -184,8 +184,8 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: configurations whose values also become levels, if they lie inside a range.
-        best: the fastest of them. In a range, one more level lies halfway between its value and the next level on each side, if
-            that level was seen.
+        best: the fastest of them. In a range, a level is added halfway to the next higher level and to the next lower one, if
+            these were seen.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 
@@ -254,7 +254,7 @@ class Coding:
         return self.weighted(plain, weights) if weights else plain
 
     def weighted(self, plain: Features, weights: Mapping[str, float]) -> Features:
-        """Returns features without weights, with each knob's columns multiplied by its weight (default 1)."""
+        """Returns unweighted features after each knob's columns were multiplied by its weight (default 1)."""
         given = np.array([weights.get(knob.key, 1.0) for knob in self.knobs])
         each = [
             np.repeat(power, [table.shape[1] for table in tables])

@@ -148,7 +148,7 @@ class LinearModel:
     def _spread(self, features: Features) -> Array:
         """Returns a column for each configuration. Its sum of squares is the prior variance that the measurements explain.
 
-        Keeps the latest result for several configurations, since forecasts share models.
+        Keeps the latest result if it is for more than one configuration, since forecasts share models.
         """
         if self._latest_spread and self._latest_spread[0] is features:
             return self._latest_spread[1]
