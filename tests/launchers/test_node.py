@@ -238,7 +238,7 @@ def test_replacement_that_is_lost_before_it_is_ready_is_replaced_again(launcher,
     launcher.started[0].link._thread.join()
     running = launcher.start(a_launch(folder, program("result()")))
     if num_lost == 3:
-        with pytest.raises(NoNode, match=r"was lost at once, got: preempted\. Start again"):
+        with pytest.raises(NoNode, match=r"was lost at once, got: preempted\. `autotune resume`"):
             wait(running)
     else:
         assert wait(running).cause == "result"
