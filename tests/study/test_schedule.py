@@ -14,13 +14,13 @@ from tests.support.fake_launcher import FakeRunning, Surface
 class StubTrial:
     """A trial that has ended, still runs (`is_over=False`), or fails when it is polled (`fault`) or stopped (`stop_fault`).
 
-    If it is told (`is_told`), it fails only after its record was written, in a function of the user.
+    With `fails_late=True`, the failure comes after the trial's record was written, as from a user's `on_trial` function.
     """
 
-    def __init__(self, number, *, is_over=True, fault=None, stop_fault=None, is_told=False):
+    def __init__(self, number, *, is_over=True, fault=None, stop_fault=None, fails_late=False):
         self.number, self.neighbours, self.place, self.request, self.is_waiting = number, 0, number, self, False
         self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
-        self.kept, self._is_told = None, is_told
+        self.kept, self._fails_late = None, fails_late
 
     def look(self):
         if self._fault:
@@ -28,12 +28,12 @@ class StubTrial:
         return self._ended() if self._is_over else None
 
     def abandon(self):
-        if self._is_told:
+        if self._fails_late:
             self._is_over = True
         self.look()
 
     def stop(self):
-        if self._stop_fault and not self._is_told:
+        if self._stop_fault and not self._fails_late:
             raise self._stop_fault
         return self._ended(self._stop_fault)
 
@@ -87,7 +87,7 @@ def test_error_of_one_trial_does_not_prevent_recording_others_that_have_ended(ru
 
 def test_trials_that_fail_after_their_records_were_written_are_recorded(run, added):
     with pytest.raises(BadInput, match="no node"):
-        run([StubTrial(1, fault=BadInput("no node")), StubTrial(2, is_over=False, is_told=True)], [].append)
+        run([StubTrial(1, fault=BadInput("no node")), StubTrial(2, is_over=False, fails_late=True)], [].append)
     assert added == [2]
 
 
@@ -96,7 +96,7 @@ def test_trial_that_fails_after_it_was_stopped_and_written_is_recorded(run, adde
         run.stop()
 
     with pytest.raises(LookupError, match="enough"):
-        run([StubTrial(1), StubTrial(2, is_over=False, stop_fault=LookupError("enough"), is_told=True)], interrupted)
+        run([StubTrial(1), StubTrial(2, is_over=False, stop_fault=LookupError("enough"), fails_late=True)], interrupted)
     assert added == [1, 2]
 
 
