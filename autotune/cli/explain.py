@@ -175,7 +175,7 @@ def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any], secr
     from autotune.config.recorded import recorded
     from autotune.config.schema import Budget
 
-    composed = recorded(study, folder.config_file)
+    composed = recorded(study, folder.config_file, is_alone=True)
     composed.config.study.budget = Budget(minutes=None, trials=None)
     composed.secrets = secrets or composed.secrets
     return inputs_of(composed, facts, is_alone=True)

@@ -44,7 +44,9 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     from autotune.machine import host_facts
     from autotune.study import resume_study
 
-    composed = recorded(study, folder.config_file, overrides)
+    # A new budget may go to the search. Verifications and recordings run one trial at a time.
+    is_alone = bool((study.search_ended and not overrides) or study.verifies or study.recording)
+    composed = recorded(study, folder.config_file, overrides, is_alone=is_alone)
     check_cwd(study)
     if summary and overrides and not study.recording:
         has_trials = any(word.startswith("study.budget.trials=") for word in overrides)
@@ -53,7 +55,6 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
         from autotune.cli import record
 
         return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json, is_quiet=is_quiet)
-    is_alone = not overrides and bool(study.search_ended)  # a new budget may go to the search
     make_plan = inputs_to_resume(study) if study.verifies else functools.partial(inputs_of, is_alone=is_alone)
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json, is_quiet=is_quiet)
 

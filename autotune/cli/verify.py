@@ -145,7 +145,7 @@ def _of_study(study: StudyFolder, claim: Claim) -> Composed:
         raise BadInput(
             f"{study.study_file}: cannot be read, got: {error}. Give the study's best.yaml instead, and the command after `--`."
         ) from error
-    composed = recorded(record, study.config_file)
+    composed = recorded(record, study.config_file, is_alone=True)
     check_cwd(record)
     composed.name = _name(claim, study.name)
     return composed

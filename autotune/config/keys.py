@@ -20,6 +20,7 @@ from autotune.knobs.values import shown
 
 # Hints for settings that users may look for under another name.
 KNOWN_AS = {"parallel.fsdp": "Sharding is parallel.strategy=fsdp.", "parallel.sharding": "Sharding is parallel.strategy=fsdp."}
+ALLOWED = {"launch.slots": "auto, or a whole number from 1"}  # keys whose type does not show what is allowed
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}  # word that a user may give -> the value that is meant
 
@@ -105,7 +106,7 @@ def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
     hint = LEAVES[key]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return f"{key}: no such value, got {shown(value)}. {one_of(str(value), hint.__members__)}"
-    return f"{key}: wrong type, got {shown(value)}. Allowed: {type_words(hint)}."
+    return f"{key}: wrong type, got {shown(value)}. Allowed: {ALLOWED.get(key) or type_words(hint)}."
 
 
 def type_words(hint: Any) -> str:

@@ -31,13 +31,14 @@ CHANGEABLE_RECORDING = ("record.minutes", "record.repeats", "record.repeats_of_b
 ANOTHER = "Start a new study with `autotune run`."
 
 
-def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> Composed:
+def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = (), *, is_alone: bool = False) -> Composed:
     """Returns the inputs of a study.
 
     Args:
         study: the study's record, with command, working directory and requested search space.
         file: the study's config.yaml.
         overrides: KEY=VALUE. Only the budget may be changed; in a recording, only the minutes and repeats.
+        is_alone: whether trials only run one at a time, so that a cluster need not have place for several slots.
 
     Raises:
         BadInput: the file cannot be read by this version, or another key would be changed.
@@ -56,7 +57,8 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     except ValueError as error:
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
     config.launch.slurm = resumed_options(config.launch.slurm, os.environ)
-    more = [] if config.launcher == LOCAL else problems_of_slots(config, {})  # the present job may have no place for its slots
+    # The present job may have no place for its slots.
+    more = [] if is_alone or config.launcher == LOCAL else problems_of_slots(config, {}, is_recorded=True)
     if problems := [*problems_of(_as_seen_by_trials(config, study.cwd)), *more]:
         raise BadInput(problems)
     config.runs_dir = str(file.parent.parent)  # the study may have been moved, and the present folder may be another one

@@ -18,24 +18,32 @@ GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM
 GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # how many GPUs srun requests for each task; a slot's step has one task
 
 
-def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with `launch.slots`."""
+def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any], *, is_recorded: bool = False) -> list[str]:
+    """Returns what is wrong with `launch.slots`.
+
+    Args:
+        config: the configuration.
+        facts: `machine.host_facts()`; {} for a cluster.
+        is_recorded: whether it is the configuration of an existing study, in which no key of the launcher can be changed.
+    """
     asked = config.launch.slots
     if asked == AUTO or asked == 1:
         return []
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
         return [
-            f"launch.slots: not a number of slots, got {shown(asked)}. Allowed: auto, or a number from 1. Give one of them."
+            f"launch.slots: not a number of slots, got {shown(asked)}. Allowed: auto, or a whole number from 1. Give one of "
+            "them."
         ]
+    outside = "Resume the study outside of a job" if is_recorded else ""
     if config.launcher == SLURM and JOB in os.environ and config.launch.slurm.cpus is None:
         return [
-            f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. Give each slot its "
-            "share: launch.slurm.cpus=N."
+            f"launch.slots: got {asked}, but the first slot would take all CPUs of job {os.environ[JOB]}. "
+            f"{outside or 'Give each slot its share: launch.slurm.cpus=N'}."
         ]
     if config.launcher == SLURM and JOB in os.environ and _takes_all_gpus(config.launch.slurm):
         return [
-            f"launch.slots: got {asked}, but the first slot would take all GPUs of job {os.environ[JOB]}. Give each slot its "
-            "share: launch.slurm.gres=gpu:N, or launch.slurm.gres=none."
+            f"launch.slots: got {asked}, but the first slot would take all GPUs of job {os.environ[JOB]}. "
+            f"{outside or 'Give each slot its share: launch.slurm.gres=gpu:N, or launch.slurm.gres=none'}."
         ]
     if VISIBLE in config.env:
         return [f"launch.slots: got {asked}, but env.{VISIBLE} pins all trials to the same GPUs. Leave one of the two out."]

@@ -125,8 +125,15 @@ def test_study_is_not_resumed_inside_a_job_that_cannot_hold_it(kept, tmp_path, m
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     kept("launcher=slurm", option, command=("srun", "python", "-c", "pass"))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    with pytest.raises(BadInput, match=r"job 12"):
+    with pytest.raises(BadInput, match=r"job 12.* outside of a job\.$"):  # none of the study's options can be changed
         recorded(ANY, tmp_path / "config.yaml")
+
+
+def test_study_of_several_slots_continues_inside_a_job_if_its_trials_run_alone(kept, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    kept("launcher=slurm", "launch.slots=2")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert recorded(ANY, tmp_path / "config.yaml", is_alone=True).config.launch.slots == 2  # which the study's folder keeps
 
 
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "study: {nosuch: 1}", "study: 3", "tiers: exakt", "\x00", LAUGHS])
