@@ -167,6 +167,9 @@ class Running(ABC):
     def progress(self) -> protocol.Progress | None:
         """Returns the newest progress line of rank 0; None before the harness has written one."""
 
+    def request_stop(self, reason: str) -> None:  # noqa: B027 (`stop` always follows)
+        """Begins to end the processes and returns without waiting, so that several trials can end at the same time."""
+
     @abstractmethod
     def stop(self, reason: str) -> None:
         """Ends the whole process tree and returns when it is gone, within a few seconds; `poll` then returns Ended.

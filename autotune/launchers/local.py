@@ -241,8 +241,8 @@ class LocalRunning(Running):
         self._progress.read()
         return self._progress.newest
 
-    def stop(self, reason: str) -> None:
-        """See `Running.stop`. Ctrl-C and other interrupting signals are held back until the trial has ended."""
+    def request_stop(self, reason: str) -> None:
+        """See `Running.request_stop`."""
         with signals_held():
             if self.poll() is None and self._cause is None:
                 self._why["stop_reason"] = reason
@@ -250,6 +250,11 @@ class LocalRunning(Running):
             elif self._ended is None and self._leave_s:
                 self._leave_s = 0.0
                 self._supervisor.end_trial(self._mark, after_s=0.0)
+
+    def stop(self, reason: str) -> None:
+        """See `Running.stop`. Ctrl-C and other interrupting signals are held back until the trial has ended."""
+        with signals_held():
+            self.request_stop(reason)
             while self.poll() is None:  # bounded by the grace periods
                 self._supervisor.wait(0.05)
 

@@ -31,7 +31,7 @@ from autotune.launchers.node_watch import NodeWatch
 from autotune.launchers.process_tree import is_taken
 from autotune.launchers.supervision import GONE_S
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
-from autotune.launchers.user_files import NOTES
+from autotune.launchers.user_files import END_S, NOTES
 from autotune.launchers.warm import READY_S
 from autotune.machine import comparable
 from autotune.monitors.cpu import identity
@@ -43,10 +43,14 @@ ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late)
 # Longest wait for the answer to "start". The agent may have to wait for two warm servers, one after the other: if the first is
 # not ready in time, it is ended, and the second imports less.
 START_S = 60.0 + 2 * (READY_S + GONE_S)
-STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
+# Longest wait for the answer to "stop": the grace periods, and copies of files that the trial has removed. If the node is lost
+# meanwhile, this is noticed sooner.
+STOP_S = 60.0 + END_S
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"
 PROGRESS_EVERY_S = 0.5  # minimum time between two "progress" messages: through Ray, each costs both machines milliseconds
 LOOK_S = 0.05  # wait for a message in a call that should return at once
+# While the engine does not answer, a replacement is requested again after this pause, for at most UNANSWERED_S.
+AGAIN_S, UNANSWERED_S = 30.0, 600.0
 MAX_LOST = 3  # if this many nodes in a row are lost before they are ready, the launcher requests no other
 TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 
@@ -96,6 +100,8 @@ class RemoteLauncher(Launcher):
         self._trial: RemoteRunning | None = None  # the last trial
         self._asked_s = 0.0
         self._num_lost = 0  # number of nodes in a row that were lost before they were ready
+        self._unanswered, self._unanswered_s = "", 0.0  # why requests are repeated, and since when; "" if they are not
+        self._again_s = 0.0  # when to request a node again
         self._name = ""
         self._owners: dict[str, RemoteLauncher] = {}  # GPU -> the slot that Ray has given it to
         self._num_given: int | None = None  # number of GPUs that Ray has given to this slot; None before that
@@ -121,7 +127,11 @@ class RemoteLauncher(Launcher):
 
     def why_waiting(self) -> str:
         """See `Launcher.why_waiting`."""
-        why = self._transport.why_waiting() if self._transport and self._slot is None else ""
+        if self._slot is not None:
+            return ""
+        is_again = self._transport is None or time.monotonic() < self._again_s + AGAIN_S
+        why = self._unanswered if is_again else ""
+        why = why or (self._transport.why_waiting() if self._transport else "")
         return f"slot {self._name}: {why}" if self._name and why else why
 
     def watch(self) -> MachineWatch:
@@ -197,15 +207,23 @@ class RemoteLauncher(Launcher):
 
     def _connect(self) -> None:
         """Takes the next step towards a ready agent: requests a node, or checks whether the agent has started there."""
-        if self._transport is None:
-            self._transport, self._asked_s = self.transport(), time.monotonic()
+        if self._transport is None and time.monotonic() >= self._again_s:
+            try:
+                self._transport, self._asked_s = self.transport(), time.monotonic()
+            except OSError as error:
+                self.close()
+                raise BadInput(f"launcher: the process that requests a node cannot be started, got: {error}.") from error
         self.clock.pause()
+        if self._transport is None:
+            return
         try:
             hello = self._transport.link.receive(LOOK_S)
         except LinkLost:
-            refusal = self._transport.refusal()
+            refusal, unanswered = self._transport.refusal(), self._transport.unanswered()
             self.close()
-            raise refusal from None
+            if not self._may_ask_again(unanswered):
+                raise refusal from None
+            return
         waited_s = time.monotonic() - self._asked_s
         if hello is not None:
             if unseen := self._transport.unseen():  # another node of the job does not see the files that it needs
@@ -220,6 +238,19 @@ class RemoteLauncher(Launcher):
             self.close()
             problem = f"{self.engine} provided no node within {seconds_text(waited_s)} ({why})"
             raise BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
+
+    def _may_ask_again(self, unanswered: str) -> bool:
+        """Whether a refused request is repeated. It is if the engine did not answer (`unanswered` says so) and a study runs.
+
+        At the start of a study, nothing is lost yet, and the user can start again.
+        """
+        now_s = time.monotonic()
+        if not self._unanswered or now_s - self._asked_s > UNANSWERED_S:  # the last request was in the queue meanwhile
+            self._unanswered_s = now_s
+        if not unanswered or self._first is None or now_s - self._unanswered_s > UNANSWERED_S:
+            return False
+        self._unanswered, self._again_s = unanswered, now_s + AGAIN_S
+        return True
 
     def _open(self, transport: Transport, hello: Message) -> None:
         """Prepares a new agent for the study. If a replacement is lost meanwhile, the next call of `slots` requests another."""
@@ -258,7 +289,7 @@ class RemoteLauncher(Launcher):
         self._first = self._first or slot
         if problems := unlike(self._first, slot):
             raise BadInput(problems)
-        self.node, self._num_lost = node, 0
+        self.node, self._num_lost, self._unanswered = node, 0, ""
         return slot
 
     def _take(self, gpus: Sequence[str]) -> None:
@@ -333,16 +364,28 @@ class RemoteRunning(Running):
                     self._newest = from_json(raw, Progress)
         return self._newest
 
+    def request_stop(self, reason: str) -> None:
+        """See `Running.request_stop`."""
+        if self._node is not None and self._ended is None:
+            with contextlib.suppress(NodeLost):  # `poll` will report it
+                self._node.tell("stop", reason=reason)
+
     def stop(self, reason: str) -> None:
         """See `Running.stop`."""
         with signals_held():
+            if self._node is None:  # polling it could start it
+                self._ended = self._ended or self._without_results(reason)
+                return
             if self.poll() is not None:
                 return
-            if self._node is None:
-                self._ended = self._without_results(reason)
-                return
             try:
-                self._take(self._node.ask("stop", STOP_S, reason=reason).get("over"))
+                over = self._node.ask("stop", STOP_S, reason=reason).get("over")
+                with readable():
+                    is_over = over is not None and over["nonce"] == self._launch.spec.nonce
+                if is_over:
+                    self._take(over)
+                else:  # the start was interrupted, and the node has refused it
+                    self._ended = self._without_results(reason)
             except NodeLost as lost:
                 self._lose(str(lost))
 
@@ -353,9 +396,9 @@ class RemoteRunning(Running):
             if event and event.get("nonce") == self._launch.spec.nonce:  # not a late message about an earlier trial
                 self._take(event)
         elif node := self._launcher.ready():
-            self._about, self._started_s = node.about, time.monotonic()
+            # `_node` comes first: if the user interrupts `begin`, the trial may run there, and must not be started again.
+            self._node, self._about, self._started_s = node, node.about, time.monotonic()
             self._launcher.begin(node, self._launch, has_neighbours=self._has_neighbours)
-            self._node = node
 
     def _take(self, event: Any) -> None:
         with readable():
@@ -376,12 +419,20 @@ class RemoteRunning(Running):
         return Ended.stopped(reason, phase=phase, seconds=seconds if self._node else 0.0)
 
 
-def unlike(first: Slot, slot: Slot) -> list[str]:
-    """Returns a problem for each difference that makes the rates of two nodes incomparable."""
+def unlike(first: Slot, slot: Slot, *, has_begun: bool = True) -> list[str]:
+    """Returns a problem for each difference that makes the rates of two nodes incomparable.
+
+    Args:
+        first, slot: the nodes.
+        has_begun: whether the study has begun on `first`; else both are nodes for the start of a study.
+    """
     one, other = comparable(first.facts), comparable(slot.facts)
+    began, do = "", "All slots need nodes of one kind. Request one kind, or give launch.slots=1."
+    if has_begun:
+        began, do = ", on which the study began", "Resume the study when a node like the first is free: autotune resume."
     return [
-        f"launcher: node {slot.host} is unlike node {first.host}, on which the study began, got {name} {other[name]!r} "
-        f"instead of {one[name]!r}. Resume the study when a node like the first is free: autotune resume."
+        f"launcher: node {slot.host} is unlike node {first.host}{began}, got {name} {other[name]!r} "
+        f"instead of {one[name]!r}. {do}"
         for name in one
         if one[name] != other[name]
     ]

@@ -36,7 +36,7 @@ class RemoteSlots(Launcher):
         if len(found) < len(self._parts):
             self.clock.pause()  # waiting for the other slots costs no budget, like waiting for a node
             return []
-        if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot)]:
+        if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot, has_begun=False)]:
             self.close()
             raise BadInput(problems)
         self._are_ready = True

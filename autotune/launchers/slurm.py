@@ -280,12 +280,17 @@ class Srun(ChildTransport):
     def refusal(self) -> BadInput:
         """Returns Slurm's message on why there is no job, or why the agent does not start on the node."""
         self.exited(EXIT_S)
-        text, words = self.text(), self._errors()
+        words = self._errors()
         if unseen := self.unseen():
             return unseen
-        if any(word in text for word in UNREACHABLE):
+        if self.unanswered():
             return BadInput(f"launcher: Slurm's controller does not answer, got 'slurm' ({words}). Try `scontrol ping`.")
         return self._refused(next((name for word, name in OPTIONS.items() if word in words.lower()), None), words)
+
+    def unanswered(self) -> str:
+        """See `Transport.unanswered`."""
+        text = self.text()
+        return f"Slurm's controller does not answer ({self._errors()})" if any(word in text for word in UNREACHABLE) else ""
 
     def _refused(self, name: str | None, words: str) -> BadInput:
         """Returns the error for a job that Slurm does not start, with Slurm's message; `name` is the wrong option, if known."""

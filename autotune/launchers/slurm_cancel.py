@@ -23,7 +23,9 @@ SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
 SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller killed in between forgets that a job has ended.
 # What Slurm's commands print if they cannot reach the controller; "Zero Bytes": munge's key differs from the cluster's.
-UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes")
+UNREACHABLE = (
+    "contact slurm controller", "Socket timed out", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes",
+)  # fmt: skip
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_")  # prefixes of the variables that set a user's defaults for these commands

@@ -70,6 +70,10 @@ class Transport(ABC):
     def refusal(self) -> BadInput:
         """Returns why the agent did not start, if the link closed before its first message."""
 
+    def unanswered(self) -> str:
+        """Returns why it is worth repeating a refused request: the engine does not answer. "" for any other refusal."""
+        return ""
+
     @abstractmethod
     def why_lost(self) -> str:
         """Returns what the engine says about the job's end; "" if it says nothing or if the job is running."""
@@ -92,12 +96,11 @@ class Node:
         self._events: deque[Message] = deque()
         self._ids = itertools.count()
 
-    def ask(self, what: str, patience_s: float, **fields: Any) -> Message:
-        """Sends a message and returns the answer.
+    def tell(self, what: str, **fields: Any) -> int:
+        """Sends a message, and returns the id that its answer will have.
 
         Raises:
-            NodeLost: there is no answer within `patience_s`, or the agent is gone.
-            BadInput: the agent refuses the message as bad input.
+            NodeLost: the agent is gone.
         """
         number = next(self._ids)
         try:
@@ -105,6 +108,16 @@ class Node:
                 self._transport.link.send({"do": what, "id": number, **fields})
         except LinkLost as lost:
             raise NodeLost(self._why(str(lost))) from lost
+        return number
+
+    def ask(self, what: str, patience_s: float, **fields: Any) -> Message:
+        """Sends a message and returns the answer.
+
+        Raises:
+            NodeLost: there is no answer within `patience_s`, or the agent is gone.
+            BadInput: the agent refuses the message as bad input.
+        """
+        number = self.tell(what, **fields)
         give_up_s = time.monotonic() + patience_s
         while (left_s := give_up_s - time.monotonic()) > 0:
             message = self._next(min(left_s, 1.0))

@@ -103,6 +103,11 @@ class RunningTrial:
         self.place, self._waiting = place, ""
         self._attempt()
 
+    def request_stop(self) -> None:
+        """Begins to end the trial because the user asked to, without waiting for it; `stop` must follow."""
+        if self._is_begun and not self.kept:
+            self._running.request_stop(USERS_STOP)
+
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
         if kept := self.kept:  # interrupted in a listener, which has been told

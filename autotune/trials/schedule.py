@@ -169,7 +169,8 @@ class Schedule:
     def stop(self) -> None:
         """Ends and records every running trial, because the user asked to."""
         running, self._running = self._running, {}
-        _do_all(functools.partial(self._stop, trial) for trial in running)
+        requests = (trial.request_stop for trial in running)  # their grace periods pass at the same time
+        _do_all([*requests, *(functools.partial(self._stop, trial) for trial in running)])
 
     def _stop(self, trial: RunningTrial) -> None:
         try:

@@ -17,7 +17,7 @@ import autotune
 from autotune.errors import AutotuneError, BadInput, NoNode
 from autotune.failures import classify
 from autotune.knobs import malloc
-from autotune.launchers import messages, node, remote, slurm_cancel, supervision, transport, warm
+from autotune.launchers import messages, node, remote, slurm_cancel, supervision, transport, user_files, warm
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
@@ -245,8 +245,95 @@ def test_replacement_that_is_lost_before_it_is_ready_is_replaced_again(launcher,
     assert len(launcher.started) == 1 + min(num_lost + 1, 3)
 
 
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_replacement_is_requested_again_while_the_engine_does_not_answer(launcher, folder, monkeypatch, is_in_time):
+    monkeypatch.setattr(remote, "AGAIN_S", 0.1)
+    monkeypatch.setattr(remote, "UNANSWERED_S", 60.0 if is_in_time else 0.0)
+    monkeypatch.setattr(Pipes, "unanswered", lambda _: "the engine does not answer")
+    usual, launcher._argv = launcher._argv, ("false",)
+    launcher.started[0].process.kill()
+    launcher.started[0].link._thread.join()
+    running = launcher.start(a_launch(folder, program("result()")))
+    if not is_in_time:
+        with pytest.raises(NoNode, match="the agent ended with status 1"):
+            wait(running)
+        return
+    wait_until(lambda: running.poll() or len(launcher.started) > 3)
+    assert running.poll() is None
+    assert launcher.why_waiting() == "the engine does not answer"
+    launcher._argv = usual
+    assert wait(running).cause == "result"
+    assert launcher.why_waiting() == ""
+
+
+def test_unanswered_request_at_the_start_of_a_study_is_not_repeated(make, monkeypatch):
+    monkeypatch.setattr(Pipes, "unanswered", lambda _: "the engine does not answer")
+    with pytest.raises(BadInput, match="the agent ended with status 1"):
+        ready(make(argv=("false",)))
+
+
+def test_a_machine_that_starts_no_more_processes_is_named_instead_of_a_traceback(make, monkeypatch):
+    launcher = make(argv=("/nowhere/at/all",))
+    with pytest.raises(BadInput, match=r"^launcher: the process that requests a node cannot be started, got: .*No such file"):
+        launcher.slots()
+
+
+def test_trial_whose_start_is_interrupted_is_started_only_once(launcher, folder, monkeypatch):
+    there, launcher.node = launcher.node, None
+    running = launcher.start(a_launch(folder, program(SLEEP)))  # waits for a node
+    launcher.node = there
+    ask, asked = there.ask, []
+
+    def interrupted(what, *args, **fields):
+        asked.append(what)
+        if len(asked) == 1:
+            there.tell(what, **fields)
+            raise KeyboardInterrupt
+        return ask(what, *args, **fields)
+
+    monkeypatch.setattr(there, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.poll()
+    running.stop("interrupted by the user")
+    assert asked == ["start", "stop"]
+    assert running.poll().cause == "stopped"
+    assert running.poll().evidence["node"]["host"] == there.about["host"]
+
+
+def test_interrupted_start_that_the_node_refuses_is_not_taken_for_a_lost_node(launcher, folder, monkeypatch):
+    wait(launcher.start(a_launch(folder, program("result()"))))  # the agent still has how this trial ended
+    launch, there = a_launch(folder, program("result()")), launcher.node
+    launch.cwd = "/nowhere/at/all"
+    running = remote.RemoteRunning(launcher, launch, has_neighbours=False)
+
+    def interrupted(what, _, **fields):
+        there.tell(what, **fields)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(there, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.poll()
+    monkeypatch.undo()
+    running.stop("interrupted by the user")
+    ended = running.poll()
+    assert (ended.cause, ended.results, "node_lost" in ended.evidence) == ("stopped", [], False)
+
+
+def test_trial_that_still_waits_is_stopped_without_being_started(launcher, folder, monkeypatch):
+    there, launcher.node = launcher.node, None
+    running = launcher.start(a_launch(folder, program("result()")))
+    launcher.node = there
+    monkeypatch.setattr(launcher, "begin", lambda *_, **__: pytest.fail("started"))
+    running.stop("another slot is free")
+    assert running.poll().evidence["stop_reason"] == "another slot is free"
+
+
 def test_start_may_take_as_long_as_two_warm_servers_in_turn():
     assert remote.START_S > 2 * (warm.READY_S + supervision.GONE_S)
+
+
+def test_stop_may_take_as_long_as_copies_of_the_files_that_a_trial_removed():
+    assert remote.STOP_S > user_files.END_S
 
 
 def test_killed_agent_ends_its_trial_and_the_next_trial_gets_a_new_agent(launcher, folder):

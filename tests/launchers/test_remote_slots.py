@@ -158,7 +158,7 @@ def test_slots_on_different_kinds_of_nodes_are_refused(parts, monkeypatch):
     launcher = RemoteSlots(parts)
     facts = iter([{"num_cores": 2}, {"num_cores": 4}, {"num_cores": 2}, {"num_cores": 4}])
     monkeypatch.setattr("autotune.launchers.remote.comparable", lambda _: next(facts))
-    with pytest.raises(BadInput, match=r"is unlike node .* got num_cores 4 instead of 2"):
+    with pytest.raises(BadInput, match=r"is unlike node \S+, got num_cores 4 instead of 2\. .* launch\.slots=1\.$"):
         ready(launcher)
     launcher.close()
 

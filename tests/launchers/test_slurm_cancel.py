@@ -64,6 +64,24 @@ def test_second_job_is_cancelled_if_srun_submits_its_job_again(scancel, monkeypa
     assert jobs == {"13"}
 
 
+@pytest.mark.parametrize(
+    "words", ["Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation"]
+)
+def test_srun_that_the_controller_does_not_answer_is_told_from_one_that_it_refuses(scancel, monkeypatch, words):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    scancel(f'echo "srun: error: Unable to allocate resources: {words}" >&2; exit 1', "srun")
+    transport = slurm.Srun(SlurmOptions())
+    told = str(transport.refusal())
+    assert told.startswith("launcher: Slurm's controller does not answer, got 'slurm' (Unable to allocate resources: ")
+    assert transport.unanswered() == f"Slurm's controller does not answer (Unable to allocate resources: {words})"
+    transport.close()
+    scancel('echo "srun: error: Unable to allocate resources: Invalid partition name" >&2; exit 1', "srun")
+    transport = slurm.Srun(SlurmOptions())
+    assert "Invalid partition name" in str(transport.refusal())
+    assert transport.unanswered() == ""
+    transport.close()
+
+
 @pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False), ("--jobi=12", False)])
 def test_job_started_by_the_user_is_never_cancelled(scancel, tmp_path, monkeypatch, args, is_ours):
     """With --jobid, srun starts a step in a job of the user."""

@@ -20,7 +20,7 @@ class StubTrial:
     def __init__(self, number, *, is_over=True, fault=None, stop_fault=None, fails_late=False):
         self.number, self.neighbours, self.place, self.request, self.is_waiting = number, 0, number, self, False
         self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
-        self.kept, self._fails_late = None, fails_late
+        self.kept, self._fails_late, self.is_asked = None, fails_late, False
 
     def look(self):
         if self._fault:
@@ -31,6 +31,9 @@ class StubTrial:
         if self._fails_late:
             self._is_over = True
         self.look()
+
+    def request_stop(self):
+        self.is_asked = True
 
     def stop(self):
         if self._stop_fault and not self._fails_late:
@@ -107,6 +110,19 @@ def test_trial_that_cannot_be_stopped_does_not_prevent_stopping_others(run, adde
     with pytest.raises(OSError, match="disk"):
         run([StubTrial(1), StubTrial(2, is_over=False, stop_fault=OSError("disk")), StubTrial(3, is_over=False)], take)
     assert added == [1, 3]
+
+
+def test_all_running_trials_are_asked_to_end_before_the_first_is_waited_for(run, monkeypatch):
+    trials = [StubTrial(1), StubTrial(2, is_over=False), StubTrial(3, is_over=False)]
+    stop, seen = StubTrial.stop, []
+
+    def noted(self):
+        seen.append([trial.is_asked for trial in trials])
+        return stop(self)
+
+    monkeypatch.setattr(StubTrial, "stop", noted)
+    run(trials, lambda _: run.stop())
+    assert seen == [[False, True, True]] * 2
 
 
 @pytest.mark.parametrize("fault", [BadInput("no node"), KeyboardInterrupt()], ids=["fault", "interrupt"])

@@ -329,6 +329,16 @@ time.sleep(600)
         assert (ended.cause, ended.exit_code, ended.signal) == ("stopped", None, None)
         assert classify(ended.facts(launch.spec)) == (Outcome.interrupted, "budget over")
 
+    def test_requested_stop_ends_the_trial_before_stop_waits_for_it(self, launcher: Launcher, folder: Path) -> None:
+        """So several trials can end at the same time."""
+        running, pid = started(launcher, folder)
+        running.request_stop("interrupted by the user")
+        assert gone(pid)
+        running.stop("too late")
+        ended = running.poll()
+        assert ended is not None
+        assert (ended.cause, ended.evidence["stop_reason"]) == ("stopped", "interrupted by the user")
+
     def test_stop_after_the_results_keeps_the_results(self, launcher: Launcher, folder: Path) -> None:
         """A finished measurement is not thrown away."""
         running = launcher.start(a_launch(folder, program("result(); time.sleep(600)")))
