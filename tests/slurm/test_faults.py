@@ -314,6 +314,24 @@ def test_trials_continue_in_the_same_job_while_the_controller_is_down(launcher, 
 
 
 @pytest.mark.thorough
+def test_a_lost_job_is_replaced_once_the_controller_answers_again(launcher, slurm, folder, monkeypatch):
+    monkeypatch.setattr("autotune.launchers.remote.AGAIN_S", 1.0)
+    _, running, _ = began(launcher, folder)
+    slurm.save()
+    slurm.kill("slurmctld")
+    try:
+        process_of("agent", launcher).kill()
+        assert lost(running, 45).evidence["node_lost"]
+        again = launcher.start(a_launch(folder, program("result()")))
+        wait_until(lambda: again.poll() or launcher._unanswered, "srun's refusal", within_s=120)
+        assert again.poll() is None
+        assert "Slurm's controller does not answer (" in launcher.why_waiting()
+    finally:
+        slurm.start("slurmctld")
+    assert lost(again, 120).cause == "result"
+
+
+@pytest.mark.thorough
 def test_trial_on_a_node_set_down_ends_and_the_next_runs_once_the_node_is_back(make, slurm, folder):
     launcher = ready(make(cpus=2, partition="other"))
     _, running, pids = began(launcher, folder)
