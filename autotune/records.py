@@ -105,6 +105,7 @@ SKIPPED = "skipped"  # stages and functions that were skipped
 FIXED = "fixed"  # True: it ran the program given to `explain --fixed`
 # `why` of the finals' trials: some are for choosing the winner, the others give the rates that are reported.
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"
+AGAIN = "again"  # `origin` of a search trial that measures a configuration once more, because its first rate is in doubt
 
 
 @dataclass(kw_only=True)
@@ -311,7 +312,7 @@ class StudyRecord:
         settings: configuration key -> value that is not the default, for keys that affect what is measured (recipe, device,
             windows).
         recording: for a study that records a table of measurements instead of searching: how many configurations it measures,
-            and how often each, {"configurations", "repeats"}; {} for a study that searches.
+            how often each, and `launch.warm`, {"configurations", "repeats", "warm"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
         warm_start: what the study reuses from earlier studies, see `study/earlier_studies.py`; {} for nothing.

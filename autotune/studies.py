@@ -116,7 +116,9 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     if os.sep in name or name in (os.curdir, os.pardir):
         return _at(name)
     there = [folder for folder in studies(runs) if folder.path != without]
-    namesakes = [(record.sequence, folder) for folder in there if (record := _record(folder)) and record.base == name]
+    named = ((record, folder) for folder in there if (record := _record(folder)) and record.base == name)
+    # Two studies that start at the same moment may get the same number.
+    namesakes = [((record.sequence, record.started_at), folder) for record, folder in named]
     if namesakes:
         return max(namesakes, key=lambda pair: pair[0])[1]
     if exact := next((folder for folder in there if folder.name == name), None):

@@ -152,12 +152,14 @@ def _is_same(about: StudyRecord, composed: Composed) -> bool:
 
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in composed.space.domains.items()}
     secrets = composed.secrets
-    return (about.asked, about.pinned, about.command, _chosen(about.settings), about.recording["configurations"]) == (
+    warm = about.recording.get("warm", USUAL["launch.warm"])  # an old recording lacks it
+    return (about.asked, about.pinned, about.command, _chosen(about.settings), about.recording["configurations"], warm) == (
         asked,
         composed.space.pinned,
         secrets.words(composed.command.parts),
         _chosen(secrets.document(settings(composed.config))),
         composed.config.record.configurations,
+        composed.config.launch.warm,
     )
 
 

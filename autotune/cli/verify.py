@@ -62,8 +62,10 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     if not claim.changed:
         return _nothing(claim, as_json=as_json)
     claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)
-    if composed.config.launcher == LOCAL:  # a cluster's node may have more cores than this machine
+    if composed.config.launcher == LOCAL:
         check_bounds(claim, host_context(facts, None, is_recipe=False))
+    else:  # a cluster's node may have more cores than this machine
+        composed.on_node = _bounded(claim, composed)
     long_minutes = (asked.long_minutes or LONG_MINUTES) if asked.is_long else None
     wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=long_minutes)
     from autotune.study import run_study
@@ -71,6 +73,20 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     inputs = inputs_to_verify(composed, wanted, facts)  # may wait for a node and find none: the folder is made afterwards
     folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
     return carry_out(run_study, inputs, folder, as_json=as_json)
+
+
+def _bounded(claim: Claim, composed: Composed) -> Callable[[dict[str, Any]], Composed]:
+    """Returns `composed.on_node`, which now also checks whether the node can serve the values of the file."""
+    before = composed.on_node
+
+    def on_node(facts: dict[str, Any]) -> Composed:
+        from autotune.config.claim import check_bounds
+        from autotune.machine import host_context
+
+        check_bounds(claim, host_context(facts, None, is_recipe=False, is_node=True))
+        return before(facts) if before else composed
+
+    return on_node
 
 
 def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> StudyInputs:

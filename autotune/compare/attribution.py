@@ -30,7 +30,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, Kept, part_of
-from autotune.compare.effects import estimated, estimated_together
+from autotune.compare.effects import estimated, estimated_together, undoubted
 from autotune.compare.noise import assumed_noise, known_noise
 from autotune.compare.tiers import is_barred
 from autotune.harness.protocol import MeasureRules
@@ -39,7 +39,7 @@ from autotune.knobs.catalogue import knob as knob_of
 from autotune.knobs.loader import BATCH_SIZE, NUM_WORKERS
 from autotune.knobs.precision import AMP, MATMUL
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord, last_round
-from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
+from autotune.trials.session import SEARCHED, ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds run: as many as the finals have pairs
 # Without a time budget, the ablation takes at most this many times the seconds that the search took. In 200 replayed
@@ -287,7 +287,7 @@ class Attributor:
     def _evidence(self, winner: TrialRecord) -> AblationResults:
         session, trials = self._session, self._trials(winner)
         # Reporting rounds are left out, so that a resumed study decides as it did before it measured them.
-        others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
+        others = [one for one in undoubted(session.records) if one.kind in SEARCHED or one.why == CHOOSING]
         noise = known_noise(others, session.earlier_noise)
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
         assumed = assumed_noise([session.baseline, winner])

@@ -273,12 +273,14 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
     if any(_may_be_as_fast(record, records[0]) for record in records[1:]):
         reason = "undecided after one measurement each: no configuration was faster, but some may be as fast"
         return Decision(verdict="ambiguous", reason=reason)
-    return Decision(verdict="same", reason="no configuration that trained came close to the baseline")
+    what = "satisfies the constraints" if any(record.outcome is Outcome.infeasible for record in records[1:]) else "trained"
+    return Decision(verdict="same", reason=f"no configuration that {what} came close to the baseline")
 
 
 def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
     """Whether a search trial may be as fast as the baseline, though its one measurement was lower."""
-    if not record.score or record.outcome is Outcome.raced:  # raced: stopped early because it was slower than the best
+    is_barred = record.outcome is Outcome.infeasible and baseline.outcome is not Outcome.infeasible
+    if not record.score or record.outcome is Outcome.raced or is_barred:  # raced: stopped early, slower than the best
         return False
     highest, lowest = _end(record, 1), _end(baseline, 0)
     if highest is None or lowest is None:

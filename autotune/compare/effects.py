@@ -19,9 +19,9 @@ import numpy as np
 
 from autotune import stats
 from autotune.compare.noise import UNKNOWN_NOISE
-from autotune.records import Kind, Knobs, TrialRecord
+from autotune.records import AGAIN, Kind, Knobs, TrialRecord
 from autotune.stats import Noise
-from autotune.trials.session import ConfigurationKey, configuration_key
+from autotune.trials.session import SEARCHED, ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
@@ -62,7 +62,7 @@ def estimated(
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
-    for one in able:
+    for one in undoubted(able):
         logs.setdefault(configuration_key(one.changed), []).append(math.log(one.score or 1.0))
     rows = [(_features(dict(key), changed), found) for key, found in logs.items()]
     rows = sorted(rows, key=lambda row: len(row[0]))[:MAX_CONFIGURATIONS]
@@ -82,6 +82,15 @@ def estimated(
             ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
             found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
     return found
+
+
+def undoubted(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Returns the trials without rates of the search that were in doubt and were measured again."""
+    able = [one for one in records if one.origin == AGAIN and one.score and one.outcome.may_win]
+    again = {configuration_key(one.changed): one.number for one in able}
+    if not again:
+        return list(records)
+    return [one for one in records if one.kind not in SEARCHED or one.number >= again.get(configuration_key(one.changed), 0)]
 
 
 def estimated_together(

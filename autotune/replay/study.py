@@ -17,7 +17,6 @@ from autotune.config.compose import typed
 from autotune.config.schema import Budget, StudyConfig
 from autotune.errors import NothingWorked
 from autotune.masking import Secrets
-from autotune.monitors.nvml import NoDevice
 from autotune.records import CHOOSING, REPORTED, THROUGHPUT, Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.replay.folder import NoFolder
 from autotune.replay.launcher import ReplayLauncher
@@ -211,7 +210,6 @@ def replay(
         command=CommandTemplate(parts=["replayed"], placeholders=table.placeholders, is_recipe=table.is_recipe, cwd="/"),
         launcher=ReplayLauncher(table, world, clock, num_slots=strategy.num_slots),
         machine=table.machine,
-        device=NoDevice(),
         secrets=Secrets(),
         clock=clock,
         search=strategy.search or (_search_on_all_slots if strategy.num_slots > 1 else None),

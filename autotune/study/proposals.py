@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +16,11 @@ from autotune.compare.ablation import part_of
 from autotune.compare.effects import estimated
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
-from autotune.records import THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.records import AGAIN, THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
+from autotune.study.design import levels
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
 from autotune.study.sampling import inform, machine_of
@@ -26,7 +30,9 @@ from autotune.study.single_changes import SingleChanges
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED_PROPOSALS = 40  # after this many known configurations in a row from the sampler, the space counts as used up
+# After this many known configurations in a row from the sampler, the space counts as used up, unless it has at most MAX_LISTED
+# points: then they are searched for one that is left.
+MAX_REPEATED_PROPOSALS, MAX_LISTED = 40, 10_000
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
@@ -34,7 +40,7 @@ MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the rem
 # trials run as have finished, this is unlikely. Then the late proposals come at once, since waiting would leave slots idle.
 FEW_FRAC = 0.1
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
-SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
+SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
@@ -303,12 +309,12 @@ class Search:
     def _late(self) -> Iterator[Proposal]:
         """Yields the best so far: with each costly value, then without ineffective changes, then restricted to lower tiers."""
         self._wait_for_the_best()
-        best = self._incumbent
         for why, key, value in self._costly:
             if not self._settled.is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
         if self._costly:
             self._session.schedule.drain()
+        best = self._incumbent  # only now, since a costly value may have become the best
         if self._sampler_name != "grid" and (trimmed := self._trimmed()):
             yield trimmed
         for tier in (Tier.numerics, Tier.exact):
@@ -416,10 +422,25 @@ class Search:
                 num_too_dear += 1
             else:
                 return proposal
+        if num_known >= limit and not is_grid and (missed := self._missed()):
+            return missed
         is_risky = self._rates and self._rates.is_exhausted and self._rates.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
         is_left = any(not self._settled.is_known(knobs) for knobs in self._left_out.values())
         self._reason = self._budget.why_nothing_fits() if is_left or self._is_too_dear else why_none
+        return None
+
+    def _missed(self) -> Proposal | None:
+        """Returns a configuration that is left although the sampler did not find it; None in a large space."""
+        listed = {key: values for key, values in levels(self._space).items() if key not in self._hold}
+        if math.prod(map(len, listed.values())) > MAX_LISTED:
+            return None
+        points = list(itertools.product(*listed.values()))
+        random.Random(self._budget.num_begun).shuffle(points)
+        for point in points:
+            knobs = self._space.active({**self._space.reference, **dict(zip(listed, point, strict=True)), **self._hold})
+            if self._is_open(knobs):
+                return Proposal(knobs=knobs, why="one of the configurations that are left", origin=f"{SAMPLER} random")
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:

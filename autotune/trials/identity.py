@@ -85,7 +85,11 @@ def about(
         budget_trials=budget.trials,
         settings=inputs.secrets.document(settings(inputs.config)),
         verifies=inputs.secrets.document(dataclasses.asdict(inputs.verify)) if inputs.verify else {},
-        recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if inputs.is_recording else {},
+        recording=(
+            {"configurations": wanted.configurations, "repeats": wanted.repeats, "warm": inputs.config.launch.warm}
+            if inputs.is_recording
+            else {}
+        ),
     )
 
 

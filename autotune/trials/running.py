@@ -32,6 +32,8 @@ TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"
 class RunningTrial:
     """A trial, from its launch to its record. Makes a second attempt if the first may have failed by chance.
 
+    A baseline whose first attempt was only disturbed gets a third attempt if the second fails: no study goes on without it.
+
     Attributes:
         request: what it measures.
         place: where it runs.
@@ -51,7 +53,7 @@ class RunningTrial:
     def __init__(self, runner: TrialRunner, request: Request, place: Place) -> None:
         self.request, self.place, self.neighbours = request, place, 0
         self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
-        self._first: TrialRecord | None = None  # the first attempt, once the second is due
+        self._first: TrialRecord | None = None  # the attempt before the latest one, joined with those before it
         self._over: Finished | None = None  # the trial, once its last attempt is over
         self._is_begun = False  # whether the processes of the latest attempt were started
         self._waiting = ""
@@ -73,9 +75,9 @@ class RunningTrial:
         record, runner, request = finished.record, self._runner, self.request
         if record.outcome in UNWRITTEN:
             runner.folder.check()
-        if first is None:
+        if first is None or self._has_worked(first, record):
             is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
-            is_by_chance = is_by_chance or _lacked_room(record)
+            is_by_chance = is_by_chance or _lacked_room(record) or first is not None
             if (runner.warm.is_doubtful(record) or is_by_chance) and self._may_be_repeated(record):
                 self._tell_second_attempt(record)
                 runner.keep_logs(record)
@@ -139,8 +141,13 @@ class RunningTrial:
         """Judges a trial that was measured, and writes its record; returns None for any other trial."""
         return self._runner.finish(self.request, finished, self.place) if finished.record.outcome.has_value else None
 
+    def _has_worked(self, first: TrialRecord, record: TrialRecord) -> bool:
+        """Whether `record` is a failure of the baseline, whose first attempt was measured but disturbed."""
+        is_failure = not (record.outcome.has_value or record.outcome.is_no_answer)
+        return self.request.kind is Kind.baseline and first.outcome is Outcome.disturbed and is_failure
+
     def _may_be_repeated(self, first: TrialRecord) -> bool:
-        """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""
+        """Whether there is time and reason for another attempt at a trial that may have failed by chance."""
         request, inputs = self.request, self._inputs
         is_used_up = request.max_s is not None and first.seconds >= request.max_s
         is_hanging = is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE
@@ -253,5 +260,6 @@ def _join(record: TrialRecord, earlier: TrialRecord) -> None:
     kept = {*record.evidence.get("files_kept", []), *earlier.evidence.get("files_kept", [])}
     record.evidence["files_kept"] = sorted(kept - record.evidence["files_aside"].keys())
     record.seconds += earlier.seconds
-    note = f"second attempt; the first ended as {earlier.outcome}"
+    now, before = ("third", "second") if "earlier_attempt" in earlier.evidence else ("second", "first")
+    note = f"{now} attempt; the {before} ended as {earlier.outcome}"
     record.reason = f"{record.reason} ({note})" if record.reason else note

@@ -6,13 +6,15 @@ import shlex
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from autotune.cli.run import judge
+from autotune.cli.verify import Asked, verify
 from autotune.compare.verify import NOTHING
-from autotune.errors import ClaimBroken, NotMeasured
+from autotune.errors import BadInput, ClaimBroken, NotMeasured
 from tests.cli.conftest import Cli
 from tests.support.stub_programs import PRELUDE
 
@@ -166,6 +168,25 @@ def test_number_of_cores_of_a_login_node_does_not_limit_what_runs_on_a_cluster(c
     assert "many.yaml: loader.num_workers: more than this machine can serve" in cli.refused("verify", "many.yaml", *COMMAND)
     cli.environment["PATH"] = str(tmp_path)  # without srun
     assert "srun is not installed" in cli.refused("verify", "many.yaml", "launcher=slurm", *COMMAND)
+
+
+def test_value_that_the_node_of_a_cluster_cannot_serve_is_refused(place, tmp_path, monkeypatch):
+    document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
+    document["loader"]["num_workers"] = 4096
+    (place / "many.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
+    closed = []
+    launcher = SimpleNamespace(
+        slots=lambda: [SimpleNamespace(name="n1", facts={"num_cores": 2})], unended=list, close=lambda: closed.append(True)
+    )
+    monkeypatch.setattr("autotune.launchers.make_launcher", lambda *_: launcher)
+    monkeypatch.chdir(place)
+    asked = Asked(
+        what="many.yaml", overrides=("launcher=slurm",), command=COMMAND[1:], runs=tmp_path, rounds=2, minutes=1.0,
+        is_long=False, long_minutes=None,
+    )  # fmt: skip
+    with pytest.raises(BadInput, match=r"many\.yaml: loader\.num_workers: more than this machine can serve \(2 effective"):
+        verify(asked, as_json=False)
+    assert closed
 
 
 def test_more_time_is_not_advised_if_there_is_nothing_to_compare():

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.compare.effects import estimated, estimated_together
 from autotune.compare.noise import assumed_noise, noise_of, rounds_of
-from autotune.records import Kind, Outcome
+from autotune.records import AGAIN, Kind, Outcome
 from autotune.stats import Noise
 from tests.support.records import a_trial
 from tests.support.rows import more
@@ -134,6 +134,16 @@ def test_trials_that_cannot_win_are_not_used():
     bad = trial(1, {"a": "1"}, 500.0)
     bad.outcome = Outcome.parity
     assert estimated({"a": "1"}, {}, [trial(0, {}, 100.0, Kind.baseline), bad]) == {}
+
+
+def test_rate_in_doubt_does_not_count_once_the_configuration_was_measured_again():
+    records = [trial(0, {}, 100.0, Kind.baseline), trial(1, {"a": "1"}, 65.0), trial(2, {"b": "1"}, 110.0)]
+    records += [trial(3, {"a": "1", "b": "1"}, 143.0), trial(4, {"a": "1"}, 130.0), trial(5, {"a": "1"}, 129.0, Kind.final)]
+    best = records[3].changed
+    records[4].origin = AGAIN
+    assert estimated(best, {}, records) == estimated(best, {}, [records[0], *records[2:]])
+    records[4] = replace(records[4], value=None, outcome=Outcome.disturbed)
+    assert estimated(best, {}, records) == estimated(best, {}, [*records[:4], records[5]])
 
 
 def test_configuration_far_from_all_trials_that_count_gets_no_estimate():

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from autotune.cli.record import FIXED
+from autotune.cli.record import FIXED, _is_same
 from autotune.failures import classify
 from autotune.harness.protocol import RankResult, Window
 from autotune.ranks import rate_per_s
@@ -66,6 +66,18 @@ def test_recording_stops_at_its_time_limit_and_resumes_there(recording):
     found = places(bench.trials)
     assert found[: len(before)] == before
     assert len(set(found)) == len(found) == 12
+
+
+def test_command_that_starts_trials_differently_does_not_continue_a_recording(recording):
+    bench = recording(None, "launch.warm=off")
+    bench.run()
+    about = bench.folder.read_study()
+    assert _is_same(about, bench.inputs)
+    bench.inputs.config.launch.warm = "auto"
+    assert not _is_same(about, bench.inputs)
+    del about.recording["warm"]
+    bench.inputs.config.launch.warm = "off"
+    assert _is_same(about, bench.inputs), "a recording of an earlier version"
 
 
 def test_best_configurations_get_extra_repeats_after_all_rounds(recording):

@@ -1,8 +1,10 @@
 """When a trial counts as disturbed, and what a study does then."""
 
+import contextlib
+
 import pytest
 
-from autotune.errors import BadInput
+from autotune.errors import BadInput, NothingWorked
 from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.disturbances import MIN_WINDOW_S, of_cpu, of_device, own_share
@@ -13,7 +15,7 @@ from autotune.trials import health
 from autotune.trials.health import Level
 from autotune.trials.running import _join
 from tests.study.conftest import FakeCpu
-from tests.support.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.support.records import a_trial
 
 
@@ -390,6 +392,29 @@ def test_study_continues_if_its_baseline_crashes_once_and_is_disturbed_once(benc
     summary = study[0].run()
     assert summary["status"] == "complete"
     assert summary["disturbed_by"]["since_trial"] == 0
+
+
+@pytest.mark.parametrize("failure", [Failure(signal="SIGSEGV", cause="exit"), OUT_OF_MEMORY])
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_disturbed_baseline_gets_a_third_attempt_if_its_second_fails(bench, failure, num_failures):
+    study = []
+
+    def failures(trial, knobs):
+        num = len(study[0].launcher.launches)
+        study[0].cpu.foreign_cores = 1.0 if num == 1 else 0.0
+        return failure if 1 < num <= 1 + num_failures else None
+
+    study.append(bench(Surface(failures=failures), "study.budget.trials=1"))
+    with contextlib.suppress(NothingWorked):
+        study[0].run()
+    launched = [launch.spec.trial for launch in study[0].launcher.launches]
+    baseline = study[0].trials[0]
+    assert f"(third attempt; the second ended as {baseline.evidence['earlier_attempt']['outcome']})" in f"({baseline.reason})"
+    assert baseline.seconds == pytest.approx(12.0 + 4.0 + baseline.attempt_s, abs=2.0)
+    if num_failures == 1:
+        assert (baseline.outcome, launched[:4]) == (Outcome.ok, [0, 0, 0, 1])
+    else:
+        assert (baseline.value, launched) == (None, [0, 0, 0])
 
 
 def test_attempt_time_excludes_an_earlier_disturbed_attempt(bench):

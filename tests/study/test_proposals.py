@@ -31,6 +31,14 @@ def test_every_point_of_a_tiny_space_is_measured_then_the_search_ends(bench, tin
     assert summary["seconds"]["total"] < 30 * 60, "the study does not wait for the rest of the budget"
 
 
+def test_every_point_of_a_small_space_is_found_before_it_counts_as_used_up(bench, tmp_path):
+    (tmp_path / "space.yaml").write_text(f"loader.batch_size: {list(range(32, 96))}\nprecision.amp: ['off', 'bf16']\n")
+    words = [f"search_space={tmp_path / 'space.yaml'}", "search.sampler=random", "study.budget.minutes=null"]
+    study = bench(Surface(), *words)
+    assert study.run()["reason"] == EXHAUSTED
+    assert len(set(configurations(study))) == len(configurations(study)) == 128
+
+
 def test_grid_visits_every_point_once(bench, tiny):
     study = bench(Surface(), *tiny, "search.sampler=grid", minutes=60)
     summary = study.run()
@@ -106,6 +114,18 @@ def test_expensive_values_are_tried_late_on_the_best_configuration_so_far(bench)
     assert first >= 0.5 * len(trials)
     best_before = max(trials[:first], key=lambda trial: trial.value or 0.0)
     assert {**best_before.changed, "compile.mode": trials[first].changed["compile.mode"]} == trials[first].changed
+
+
+def test_lower_tiers_of_the_best_are_tried_with_the_expensive_value_that_made_it_the_best(bench):
+    gains = {("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.5}
+    study = bench(Surface(gains=gains, compile_s=10.0), "search.sampler=tpe", minutes=12)
+    study.run()
+    lower = [trial for trial in searched(study) if "as far as tier" in trial.why]
+    compiled = [trial for trial in searched(study) if "compile.mode" in trial.changed and trial.number < lower[0].number]
+    best = max(compiled, key=lambda trial: trial.value or 0.0)
+    assert best.value > max(trial.value or 0.0 for trial in searched(study) if "compile.mode" not in trial.changed)
+    assert lower[0].changed["compile.mode"] == best.changed["compile.mode"]
+    assert {trial.why.partition("(")[2].partition(")")[0] for trial in lower} == {f"trial {best.number}"}
 
 
 def test_compilation_that_does_not_fit_the_budget_is_left_out_and_named(bench):

@@ -39,6 +39,14 @@ def test_two_studies_with_the_same_name_can_both_be_found(tmp_path):
     assert call(first) == f"{first.path} --runs-dir {runs}"
 
 
+def test_later_of_two_studies_that_got_the_same_number_is_found(tmp_path):
+    runs = tmp_path / "runs"
+    first, second = make_study(runs), make_study(runs)
+    about = first.read_study()
+    second.write_study(dataclasses.replace(second.read_study(), sequence=about.sequence, started_at=about.started_at + 0.1))
+    assert find(runs, "resnet18").path == second.path
+
+
 def test_name_ending_in_a_number_is_not_mistaken_for_a_later_study(tmp_path):
     runs = tmp_path / "runs"
     train, other = make_study(runs, "train"), make_study(runs, "train-2")  # studies of train.py and train-2.py

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import NoNode
-from autotune.records import Kind, Outcome
+from autotune.records import AGAIN, Kind, Outcome
 from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
 from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, Interference, _slowest_machines, calibration
-from autotune.study.proposals import AGAIN
 from tests.study.conftest import RATES, Bench
 from tests.support.fake_launcher import Failure, FakeLauncher, Surface
 

@@ -73,6 +73,13 @@ def test_candidates_measured_once_as_slower_give_verdict_same_without_a_ratio():
     assert "no configuration that trained came close to the baseline" in speedup["reason"]
 
 
+def test_configurations_that_violate_a_constraint_do_not_make_the_verdict_ambiguous():
+    records = [trial(0, 100.0), trial(1, 150.0, Outcome.infeasible), trial(2, 60.0)]
+    decision = without_finalist(records)
+    assert decision.verdict == "same"
+    assert decision.reason == "no configuration that satisfies the constraints came close to the baseline"
+
+
 @pytest.mark.parametrize(
     ("ends", "own_ends", "verdict"),
     [(None, None, "ambiguous"), ((95.0, 105.0), (80.0, 94.0), "same"), ((80.0, 120.0), (70.0, 90.0), "ambiguous")],
