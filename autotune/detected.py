@@ -96,7 +96,13 @@ def _size(num_parameters: int) -> str:
     for size, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if num_parameters >= size:
             return f"{number_text(num_parameters / size)}{name} parameters"
-    return f"{num_parameters} parameters"
+    return _amount(num_parameters, "parameters")
+
+
+def _amount(number: float, units: str) -> str:
+    """Returns a number with its unit: "1 sample", "16 samples", "1,048,576 tokens", "1 backward pass"."""
+    unit = units.removesuffix("es" if units.endswith("sses") else "s")
+    return f"{number:,.10g} {unit if number == 1 else units}"
 
 
 def _precision(found: dict[str, Any]) -> str:
@@ -120,7 +126,7 @@ def _loader(found: dict[str, Any]) -> str:
     length = loader.get("num_samples")
     dataset = str(loader.get("dataset") or "").rpartition(".")[2]
     made = f"made at {near(str(loader.get('site')))}"
-    holds = f"{dataset} of {length:,} samples" if isinstance(length, int) else f"{dataset} of unknown length"
+    holds = f"{dataset} of {_amount(length, 'samples')}" if isinstance(length, int) else f"{dataset} of unknown length"
     workers = loader.get("loader.num_workers")
     words = [
         holds,
@@ -143,7 +149,8 @@ def _step(result: RankResult) -> str:
     samples, ends_s = result.steps.get("samples") or [], result.steps.get("end_s") or []
     usual = statistics.median(samples) if samples else None
     source = SOURCES.get(result.unit_source, result.unit_source)
-    what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counts as one: the number of samples is unknown"
+    is_known = bool(usual) and result.unit != "steps"
+    what = _amount(usual or 0, result.unit) if is_known else "counts as one: the number of samples is unknown"
     if result.world_size > 1:
         what += " in each process"
     batches = round(result.detected.get("batches_per_step") or 1)  # 1.2 after five steps of a loader that is one batch ahead
@@ -170,7 +177,7 @@ def _seen_without_steps(found: dict[str, Any]) -> str:
     sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
-    words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]
+    words = [*loaders, _amount(passes, "backward passes") if passes else "", *_counted(found.get("optimizers") or [])]
     return "; ".join(filter(None, [*words, "no optimizer step"]))
 
 

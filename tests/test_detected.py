@@ -65,6 +65,22 @@ def test_findings_without_optimizer_steps_name_loaders_and_backward_passes():
     ]
 
 
+@pytest.mark.parametrize(
+    ("number", "unit", "text"),
+    [(1.0, "samples", "1 sample"), (2.5, "samples", "2.5 samples"), (2**20, "tokens", "1,048,576 tokens")],
+)
+def test_amounts_are_grammatical_and_exact(number: float, unit: str, text: str):
+    detected = {"num_steps": 4, "loader": {**LOADER, "num_samples": 1}, "modules": ["Bias"], "num_parameters": [1]}
+    steps = {"end_s": [0.0], "samples": [number]}
+    found = a_result(detected=detected, steps=steps, unit=unit, unit_source="loader", world_size=1)
+    told = dict(findings(found))
+    assert told["step"] == f"{text}, from the loader's batches"
+    assert told["loader"].startswith("Pictures of 1 sample, ")
+    assert told["trains"] == "Bias (1 parameter)"
+    seen = findings(a_result(detected={"num_steps": 0, "num_backwards": 1}))
+    assert seen == [("seen", "1 backward pass; no optimizer step")]
+
+
 def test_doubts_name_settings_that_did_not_take_effect():
     knobs = {"loader.batch_size": KnobReport(OVERRIDDEN, "asked 8, uses 16", 16), "precision.amp": KnobReport(APPLIED)}
     assert doubts(a_result(knobs=knobs)) == ["loader.batch_size: overridden by the program, asked 8, uses 16"]

@@ -99,6 +99,8 @@ class Sizes:
 
     def _compared(self, shape: Tuple[int, ...], asked: int) -> float:
         fitting = [dimension for dimension, size in enumerate(shape) if size == asked]
+        if self._dimensions is None and not fitting and (not shape or shape[0] < asked):
+            return asked  # samples of this batch may have been dropped: a later one decides
         if self._dimensions is None:
             self._dimensions = fitting
         elif self._dimensions and not fitting and self._dimensions[0] < len(shape) and shape[self._dimensions[0]] < asked:

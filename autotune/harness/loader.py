@@ -20,6 +20,7 @@ from .members import nothing
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
 NUM_EXAMINED, MIN_CHANGED = 4, 2
 MIN_STEPS = 3  # after this many steps of an epoch, it is known whether each takes one batch
+MARK = "_autotune_mark"  # attribute of an iterator: number of batches it had yielded when the window opened
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OF_NOTEBOOK = re.compile(r"/ipykernel_\d+/")  # in the file name of a cell; the number is the process id of the kernel
 
@@ -68,6 +69,7 @@ class Loader:
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self._probes: Any = weakref.WeakSet()  # of the iterators that exist
+        self._iterators: List[Callable[[], Any]] = []  # weak references to those that exist
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
         self.has_own_iterators = False  # whether it is of a library's own class, which keeps its iterators itself
         self.is_target = self.is_made_persistent = self.has_added_workers = False
@@ -235,6 +237,21 @@ class Loader:
     def begins(self, iterator: Any) -> None:
         """Notes an iteration over the loader."""
         self._iterator = _weakly(iterator)
+        self._iterators = [*(ref for ref in self._iterators if ref() is not None), self._iterator]
+
+    def mark_iterators(self) -> None:
+        """Notes, as the window opens, how many batches each iterator has yielded; see `num_at_once`."""
+        for iterator in self._running():
+            iterator.__dict__[MARK] = _num_yielded(iterator)
+
+    @property
+    def num_at_once(self) -> int:
+        """How many iterators with workers of their own have yielded since `mark_iterators`: 2 for `zip(loader, loader)`."""
+        return max(1, sum(_num_yielded(each) > each.__dict__.get(MARK, 0) for each in self._running()))
+
+    def _running(self) -> List[Any]:
+        found = (ref() for ref in self._iterators)
+        return [each for each in found if each is not None and not getattr(each, "_shutdown", False)]
 
     def begins_epoch(self, num_steps: int) -> None:
         """Records that, after `num_steps` steps, the program begins to iterate over the loader again.
@@ -352,6 +369,10 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return weakref.ref(value) if value is not None else nothing
     except TypeError:  # for example a list
         return lambda: value
+
+
+def _num_yielded(iterator: Any) -> int:
+    return int(getattr(iterator, "_num_yielded", 0))  # absent while its workers start, or if they could not start
 
 
 def _version(value: Any) -> int:

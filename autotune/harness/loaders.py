@@ -71,6 +71,20 @@ class LoaderWatch:
         """Watches a class of loaders and that of its iterators with workers."""
         self._patch_construction(loader)
         self.starts.watch(iterator)
+        self._iteration.append(patches.install(iterator, "_reset", self._around_reset))
+
+    def _around_reset(self, reset: Any) -> Any:
+        # Only iterators with workers are used for several epochs. SpeechBrain replaces `_reset` of their base class.
+        def _reset(iterator: Any, *args: Any, **kwargs: Any) -> None:  # (loader, first_iter=False)
+            is_first = args[1] if len(args) > 1 else kwargs.get("first_iter")
+            info, probe = getattr(iterator, "_autotune", None), getattr(iterator, "_autotune_probe", None)
+            if info is not None and not is_first:  # persistent workers: the iterator stays
+                self._begins_epoch(info)
+            if probe is not None:
+                probe.begin()
+            reset(iterator, *args, **kwargs)
+
+        return _reset
 
     def _patch_construction(self, kind: Any) -> None:
         signature = inspect.signature(kind.__init__)
@@ -110,18 +124,6 @@ class LoaderWatch:
                     watch._indices.install()
 
             return __init__
-
-        def around_reset(reset: Any) -> Any:
-            def _reset(self: Any, *args: Any, **kwargs: Any) -> None:  # (loader, first_iter=False)
-                is_first = args[1] if len(args) > 1 else kwargs.get("first_iter")
-                info, probe = getattr(self, "_autotune", None), getattr(self, "_autotune_probe", None)
-                if info is not None and not is_first:  # persistent workers: the iterator stays
-                    watch._begins_epoch(info)
-                if probe is not None:
-                    probe.begin()
-                reset(self, *args, **kwargs)
-
-            return _reset
 
         def around_index(advance: Any) -> Any:
             def _next_index(self: Any) -> Any:
@@ -166,7 +168,6 @@ class LoaderWatch:
         self._indices = patches.install(_BaseDataLoaderIter, "_next_index", around_index)
         self._iteration = [
             patches.install(_BaseDataLoaderIter, "__init__", around_start),
-            patches.install(_BaseDataLoaderIter, "_reset", around_reset),
             patches.install(_BaseDataLoaderIter, "__next__", around_advance),
             self._indices,
         ]

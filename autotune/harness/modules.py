@@ -137,7 +137,10 @@ class ModuleWatch:
         nesting = self.nesting
 
         def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
+            if is_compiling() or nesting.depth or not (self._calls is not None and self._calls.is_active):
+                return call(module, *args, **kwargs)
+            if is_in_backward():
+                self._knobs.note_repetition()
                 return call(module, *args, **kwargs)
             if not self._may_train():
                 return call(module, *args, **kwargs)

@@ -1,4 +1,7 @@
-"""Finds out how many ranks train on the same batch, because the model is split over them (tensor or pipeline parallelism)."""
+"""Finds out how many ranks train on the same batch, because the model or its sequences are split over them.
+
+The model is split by tensor or pipeline parallelism, the sequences by context parallelism.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from .context import TrialContext
 from .knobs import step
 from .knobs.sharding import sharded_by
 from .patches import patches
+
+CONTEXT = "torch.distributed.tensor.experimental._attention"  # module that offers `context_parallel`; absent until torch 2.5
 
 
 class Sharing:
@@ -22,8 +27,21 @@ class Sharing:
         self._context = context
         self._num_replicas = 0  # number of ranks over which FSDP2 averages gradients; 0 without FSDP2
         self._num_parts = 1  # number of ranks over which other tensors are distributed
+        self._num_per_sequence = 1  # number of ranks that each have a part of the same sequences
         self.num_stages = 1
         patches.on_import("torch.distributed.pipelining.stage", self._watch_stages)
+        patches.on_import(CONTEXT, self._watch_sequences)
+
+    def _watch_sequences(self, attention: Any) -> None:
+        def around(enter: Any) -> Any:
+            def context_parallel(mesh: Any, *args: Any, **kwargs: Any) -> Any:
+                self._num_per_sequence = mesh.size()
+                return enter(mesh, *args, **kwargs)
+
+            return context_parallel
+
+        if hasattr(attention, "context_parallel"):  # otherwise another version of torch
+            patches.install(attention, "context_parallel", around)
 
     def _watch_stages(self, stages: Any) -> None:
         def around(construct: Any) -> Any:
@@ -52,8 +70,9 @@ class Sharing:
             return 1
         groups = [wrapper.process_group for wrapper in self._context.handlers.parallel.living]
         num_ranks, num_averaging = ranks.get_world_size(), max(map(ranks.get_world_size, groups), default=0)
-        num_shares = self._context.loaders.num_shares or self._num_replicas or num_averaging
-        num_shares = num_shares or num_ranks // (self._num_parts * self.num_stages)
+        # Gradients are also averaged over the ranks that share a sequence.
+        num_shares = self._context.loaders.num_shares or (self._num_replicas or num_averaging) // self._num_per_sequence
+        num_shares = num_shares or num_ranks // (self._num_parts * self.num_stages * self._num_per_sequence)
         return int(num_ranks // num_shares) if num_shares and num_ranks % num_shares == 0 else 1
 
 

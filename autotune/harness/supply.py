@@ -118,6 +118,8 @@ class Supply:
     def open_window(self) -> None:
         """Reads the counters as the window opens."""
         self._opened, self._closed = self.read(), None
+        if self._opened is not None:
+            self._loaders.training.mark_iterators()
         self._before_window = self._totals() if self._opened is None else None
 
     def close_window(self) -> None:
@@ -165,7 +167,8 @@ class Supply:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
         With workers, it is the sum of what each worker makes per busy second, not counting seconds in which it had no core.
-        The sum is limited to what all cores together can make. Without workers, it is the samples per second in __next__.
+        Workers of iterations that run at the same time share counters. The sum is limited to what all cores together can make.
+        Without workers, it is the samples per second in __next__.
         """
         training = self._loaders.training
         if training is None or not training.total_batches:
@@ -186,7 +189,7 @@ class Supply:
         if not rates:
             return None
         most = self._num_cores() * batches / cpu_s if cpu_s > 0 else float("inf")
-        return min(sum(rates), most) * per_batch
+        return min(sum(rates) * training.num_at_once, most) * per_batch
 
     def _totals(self) -> Tuple[Any, float, float, float]:
         """Returns the training loader and its batches, samples and seconds in __next__ so far."""

@@ -80,7 +80,8 @@ AMP = Knob(
     hurts=(
         "bf16 has 8 bits of mantissa: losses differ in the third digit, and sums that the program itself computes in bf16 can "
         "stop growing. Models of many tiny operators pay more for casts than they gain. Convolutions gain fully only "
-        "with layout.channels_last. "
+        "with layout.channels_last. A frozen module that the program calls outside the model that trains, such as a teacher, "
+        "stays in float32 unless the program itself calls it under autocast. "
         "CPUs without a bf16 instruction emulate it and are slower than with float32. fp16 overflows beyond 65504, so the "
         "first steps are skipped until the loss scale is found. fp16 is not applicable to programs that use several optimizers "
         "or LBFGS, or that scale, clip or change gradients by hand."

@@ -72,6 +72,12 @@ def test_batch_smaller_than_requested_counts_its_actual_samples() -> None:
     assert counted([torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(4, 2)], [4, 4, 4]) == [4, 3, 4]
 
 
+@pytest.mark.parametrize("first", [torch.zeros(3, 2), torch.zeros(0), torch.tensor(1.0)])
+def test_samples_are_counted_even_if_some_are_missing_in_the_first_batch(first: Tensor) -> None:
+    """A collate function that leaves out broken samples is often called with one of them at once."""
+    assert counted([first, torch.zeros(4, 2), torch.zeros(3, 2)], [4, 4, 4]) == [4, 4, 3]
+
+
 def test_packed_row_counts_tokens_and_an_unbatched_batch_counts_samples() -> None:
     row = {"tokens": torch.ones(9, dtype=torch.int64), "offsets": torch.tensor([0, 4, 9])}
     for batch, unit, count in ((row, "tokens", 9), ({"x": torch.zeros(6, 2)}, "samples", 6)):

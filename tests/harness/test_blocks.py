@@ -15,7 +15,7 @@ from torch import nn
 
 from autotune.harness import checkpointing
 from autotune.harness.knobs import attention, device
-from autotune.harness.knobs.module import APART, ModuleKnobs, observe
+from autotune.harness.knobs.module import APART, RUNS_AGAIN, ModuleKnobs, observe
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
@@ -126,6 +126,13 @@ def test_checkpointing_that_the_program_turns_on_later_overrides_the_trial() -> 
     assert knobs.verify()[CHECKPOINTING].status == APPLIED
     net.gradient_checkpointing_enable()  # for example between the construction of a wrapper and its first call
     assert (knobs.verify()[CHECKPOINTING].status, knobs.verify()[CHECKPOINTING].observed) == (OVERRIDDEN, True)
+
+
+def test_checkpointing_without_a_switch_is_seen_and_cannot_be_turned_off(runs: Any) -> None:
+    found, _ = runs("checkpointed")
+    assert (found.observed[CHECKPOINTING], found.applicability[CHECKPOINTING]) == (True, RUNS_AGAIN)
+    report = runs("checkpointed", knobs={CHECKPOINTING: False})[0].knobs[CHECKPOINTING]
+    assert (report.status, report.observed) == (OVERRIDDEN, True)
 
 
 @pytest.mark.thorough

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from autotune.harness.explain.activations import Activations, Storages, bytes_of
-from autotune.harness.explain.memory import EVALUATED, MOST_COUNTED, MemoryPass
+from autotune.harness.explain.allocations import Allocations
+from autotune.harness.explain.memory import EVALUATED, MOST_COUNTED, OTHERS, MemoryPass
 from tests.harness.contexts import context
 
 
@@ -58,6 +59,27 @@ def test_optimizer_state_kept_in_host_memory_does_not_count_on_a_gpu(device: str
     memory._begin_saved()
     memory._end_saved()
     assert memory._state.num_bytes == (400 if is_counted else 0)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_a_model_on_several_gpus_counts_only_on_the_gpu_whose_peak_is_known(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int
+) -> None:
+    kinds = [type("On", (nn.Parameter,), {"device": torch.device("cuda", index)}) for index in range(num_gpus)]
+    module = nn.Module()
+    for number, kind in enumerate(kinds):
+        module.register_parameter(f"weight{number}", kind(torch.ones(100)))
+    installed = SimpleNamespace(install=lambda: None)
+    monkeypatch.setattr("autotune.harness.explain.memory.Marks", lambda _: installed)
+    monkeypatch.setattr("autotune.harness.explain.memory.SyncSites", lambda *_: installed)
+    monkeypatch.setattr("autotune.harness.explain.allocations.recorder", lambda *_: Allocations())
+    memory = MemoryPass(context(device_index=0, optimizers=SimpleNamespace(optimizers=list)))
+    memory.context.modules.living = [SimpleNamespace(module=module)]
+    memory.begin()
+    assert memory._weights.num_bytes == 400
+    assert memory.notes == [OTHERS.format(0)] * (num_gpus - 1)
+    (row,) = memory._by_module(SimpleNamespace(by_module={}))  # type: ignore[arg-type]
+    assert row["parameters"] == 400
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ def test_four_accumulated_batches_train_like_one_large_batch(trained: Any, words
         ("byhand", "clears its gradients by other means than zero_grad()"),
         ("olddata", "clears its gradients by other means than zero_grad()"),
         ("handclip", "changes its gradients itself between backward() and step()"),
+        ("private", "changes its gradients itself between backward() and step()"),
         ("assigned", "computes its gradients by other means than backward()"),
         ("chained", "uses the gradients of one backward pass in the next"),
         ("cached", "uses the gradients of one backward pass in the next"),

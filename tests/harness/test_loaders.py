@@ -270,7 +270,9 @@ def test_evaluation_between_steps_is_excluded_from_the_measured_window(trial: Tr
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("words", [("validated",), ("validated", "workers=1"), ("on_itself",)])
+@pytest.mark.parametrize(
+    "words", [("validated",), ("validated", "workers=1"), ("validated", "workers=1", "patched=1"), ("on_itself",)]
+)
 def test_short_epochs_count_every_step_and_exclude_evaluations_between_them(trial: Trial, words: tuple[str, ...]) -> None:
     window = trial("loaders.py", *words, "samples=18", "slow=1", "pause=0.4").result().window
     assert window is not None

@@ -64,6 +64,22 @@ def test_layout_changes_only_inputs_of_four_dimensions() -> None:
     assert seen[2].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("was_channels_last", [True, False])
+def test_inputs_of_a_program_in_channels_last_are_put_back_with_its_weights(was_channels_last: bool) -> None:
+    net, seen = nn.Conv2d(3, 8, 3), list[Any]()
+    batch = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    if was_channels_last:
+        net.to(memory_format=torch.channels_last)
+    knobs = ModuleKnobs(context({LAYOUT: False}))
+    knobs.on_module(net, observe(net))
+    around = knobs.around_calls(net)
+    assert (around is not None) == was_channels_last, "calls of other programs stay as they are"
+    if around is not None:
+        around(lambda _, *args: seen.extend(args), net, [batch], {})
+        assert seen[0].is_contiguous()
+        assert net(seen[0]).is_contiguous()
+
+
 @pytest.mark.parametrize("make", [lambda net: net, torch.compile, lambda net: nn.DataParallel(nn.Sequential(net, net))])
 def test_members_of_a_module_are_those_that_torch_lists(make: Any) -> None:
     net = make(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ModuleList([nn.Linear(2, 2)])))

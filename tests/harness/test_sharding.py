@@ -113,7 +113,9 @@ def test_a_policy_that_computes_in_bf16_counts_as_the_precision_of_the_program(t
 
 
 @SHARDS
-@pytest.mark.parametrize(("word", "shared"), [("tensor", 2), ("fsdp", 1), pytest.param("ddp", 1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("word", "shared"), [("tensor", 2), ("context", 2), ("fsdp", 1), pytest.param("ddp", 1, marks=pytest.mark.thorough)]
+)
 def test_a_batch_of_ranks_that_hold_parts_of_one_model_counts_once(trial: Trial, word: str, shared: int) -> None:
     run = trial("sharded.py", word, ranks=2, global_batch=16, knobs={IMPLEMENTATION: "foreach"})
     results = [run.result(rank) for rank in (0, 1)]

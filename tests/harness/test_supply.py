@@ -12,6 +12,7 @@ from torch.utils.data._utils import fetch
 
 from autotune.harness import process, report, supply, worker
 from autotune.harness.cores import num_cores
+from autotune.harness.loader import Loader
 from autotune.harness.meter import WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules, RankResult
 from autotune.harness.supply import Reading, Supply
@@ -20,6 +21,7 @@ from autotune.harness.worker_starts import WorkerStarts
 from tests.harness.contexts import context
 
 BATCH = 8
+ITERATED: dict[str, Any] = {"mark_iterators": lambda: None, "num_at_once": 1}  # of a `Loader` with a single iteration
 
 
 class Queue:
@@ -43,7 +45,7 @@ class Queue:
 
 def followed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> tuple[Supply, SimpleNamespace]:
     """Returns a Supply that reads the queue at `clock.now_s`."""
-    training = SimpleNamespace(num_workers=queue.workers, counters_file="x", total_samples=BATCH, total_batches=1)
+    training = SimpleNamespace(num_workers=queue.workers, counters_file="x", total_samples=BATCH, total_batches=1, **ITERATED)
     found, clock = Supply(SimpleNamespace(training=training)), SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(Supply, "read", lambda self: queue.at(clock.now_s))
     monkeypatch.setattr(supply, "GLANCE_S", 0.0)
@@ -202,6 +204,24 @@ def test_batches_of_two_iterations_over_a_loader_at_the_same_time_all_count(tmp_
     assert counters.busy_s >= 6 * 0.01
 
 
+def test_workers_of_two_iterations_over_a_loader_at_the_same_time_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(0, {"dataset": [1, 2]})
+    idle, over, one, other = (SimpleNamespace(_num_yielded=num, _shutdown=num == 5) for num in (1, 5, 3, 3))
+    for each in (idle, over, one, other):
+        loader.begins(each)
+    loader.mark_iterators()
+    for each in (over, one, other):
+        each._num_yielded += 2
+    assert loader.num_at_once == 2  # not the first, whose workers wait, nor the one whose workers have ended
+    queue = Queue(workers=2, make_per_s=50, take_per_s=50, full=8)
+    found, clock = followed(queue, monkeypatch)
+    found._loaders.training.num_at_once = 2
+    found.open_window()
+    clock.now_s = 2.0
+    found.close_window()
+    assert found.capacity_per_s() == pytest.approx(2 * 50 * BATCH)
+
+
 def test_a_forked_process_counts_in_another_file_than_its_parent(tmp_path: Path) -> None:
     starts: Any = SimpleNamespace(_spec=SimpleNamespace(folder=str(tmp_path)))
     loader: Any = SimpleNamespace(number=0, counters_file=str(tmp_path / "loader0.1.bin"))  # the parent's, whose id is 1
@@ -210,7 +230,7 @@ def test_a_forked_process_counts_in_another_file_than_its_parent(tmp_path: Path)
 
 
 def test_a_loader_that_takes_over_in_the_window_is_judged_by_its_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = SimpleNamespace(num_workers=1, counters_file="b", total_samples=50.0 * BATCH, total_batches=50.0)
+    training = SimpleNamespace(num_workers=1, counters_file="b", total_samples=50.0 * BATCH, total_batches=50.0, **ITERATED)
     found = Supply(SimpleNamespace(training=training))
     before = Reading(1.0, 990.0, 5.0, [Counters(1000.0, 100.0, 10.0, 0.0, 0.0)], "a")
     after = Reading(3.0, 40.0, 6.0, [Counters(50.0, 10.0, 20.0, 0.0, 0.0)], "b")

@@ -212,6 +212,8 @@ def test_files_are_read_past_the_page_cache_and_the_method_is_reported(tmp_path:
         (tmp_path / "deep" / f"{number}.bin").write_bytes(os.urandom(1_500_000))
     (tmp_path / "empty").touch()
     (tmp_path / "deep" / "back").symlink_to(tmp_path)
+    for name in "abc":  # links that lead to themselves, and to nothing
+        (tmp_path / "deep" / name).symlink_to(tmp_path / "deep" / ("nothing" if name == "c" else name))
     found = data.look(str(tmp_path))
     assert (found["num_files"], found["bytes"], found["is_all"]) == (3, 4_500_000, True)
     assert found["method"] in (data.DIRECT, data.OWN_FILE, data.CACHED)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
+import torch
+
 from .. import batches, members
 from ..context import TrialContext
 from ..gradient_state import parameters_of
@@ -24,6 +26,7 @@ from .syncs import SyncSites
 
 COMPILED = "activations of compiled code: not known, because compiled code does not show what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
+OTHERS = "the program also trains parameters on other GPUs: this is only the memory of GPU {}"
 NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits"
 EVALUATED = "the program evaluated its model in each of the steps that were observed for this"
 MOST_COUNTED = 4  # after this many steps in which the program evaluated its model, FLOPs stay unknown
@@ -45,16 +48,22 @@ class MemoryPass(Pass):
         self._flops_samples = 0.0
         self._is_left_out = False  # whether the program evaluated its model since the last step
         self._num_left_out = 0  # such steps among those whose FLOPs were to be counted
+        self._index: Optional[int] = None  # of the GPU whose memory is reported; None on the CPU
 
     def begin(self) -> None:
         """See the base class."""
         context = self.context
+        if context.device == "cuda":
+            self._index = torch.cuda.current_device() if context.device_index is None else context.device_index
         self._roots = [root.module for root in context.modules.living]
         optimizers = context.optimizers.optimizers()
         held = [p for o in optimizers for p in parameters_of(o)]
         self._names = {id(module): name for module, name in _named(self._roots)}
         in_modules = [p for root in self._roots for p in members.parameters(root)]
-        self._parameters = list({id(p): p for p in [*in_modules, *held] if self._is_here(p)}.values())
+        trained = {id(p): p for p in [*in_modules, *held]}.values()
+        self._parameters = list(filter(self._is_here, trained))
+        if any(members.local(p).device.type == "cuda" for p in trained if not self._is_here(p)):
+            self.notes.append(OTHERS.format(self._index))
         self._weights, self._state = Storages(), Storages()
         for tensor in (*self._parameters, *filter(self._is_here, _buffers(self._roots))):
             self._weights.add(tensor)
@@ -68,8 +77,9 @@ class MemoryPass(Pass):
         self._allocations.begin()
 
     def _is_here(self, tensor: Any) -> bool:
-        """Whether a tensor is in the memory that the pass reports. Beside a GPU, a program may keep some in host memory."""
-        return self.context.device == "cpu" or members.local(tensor).device.type != "cpu"
+        """Whether a tensor is in the memory that the pass reports. A program may keep some in host memory or on other GPUs."""
+        device = members.local(tensor).device
+        return self.context.device == "cpu" or (device.type == "cuda" and device.index == self._index)
 
     def _noted(self, phase: str, result: Any) -> None:
         if phase not in (INPUT, TRANSFER) or hasattr(result, "__next__"):

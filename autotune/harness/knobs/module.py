@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
@@ -45,6 +46,7 @@ BY_POLICY = "the program's mixed-precision policy (FSDP) computes in {} already"
 IN_FP64 = "the parameters are fp64, and autocast leaves products of fp64 as they are"
 WRITES = "a block changes its tensor {} each time it runs, so running it again changes the training"
 COMPILES_ITSELF = "the program compiles its modules itself"
+RUNS_AGAIN = "the program itself runs modules again in the backward pass (activation checkpointing), without a switch for it"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -89,7 +91,9 @@ class ModuleKnobs(KnobHandler):
         self._reports: Dict[str, KnobReport] = {}
         self._has_replaced = False  # whether an autocast of the program was changed
         self._why_fixed = ""  # why a root cannot be given another precision
+        self._was_channels_last = False  # whether weights that the program had put into channels_last were put back
         self.checkpointing = Checkpointing()
+        self.runs_again = False  # whether the program itself was seen to run a module again in the backward pass
 
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
         """Sets all knobs except autocast on a module that has not been called yet; `observed` is from `observe`."""
@@ -131,6 +135,7 @@ class ModuleKnobs(KnobHandler):
             if not observed["is_sharded"]:
                 with applying(LAYOUT):
                     _lay_out(module, torch.channels_last if asked else torch.contiguous_format)
+                self._was_channels_last = self._was_channels_last or (not asked and observed[LAYOUT])
             self._reports[LAYOUT] = KnobReport(APPLIED)
 
     def _compile(self, module: Any, mode: str) -> None:
@@ -157,20 +162,19 @@ class ModuleKnobs(KnobHandler):
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
         """Returns a wrapper for a root's calls that enters autocast or sets the inputs' layout; None if neither is needed."""
-        device, mode = device_of(module), self._knobs.get(AMP)
-        is_channels_last = self._knobs.get(LAYOUT) is True and bool(_convolution_weights(module)) and not is_sharded(module)
+        device, mode, layout = device_of(module), self._knobs.get(AMP), self._layout_of_inputs(module)
         if mode is not None:
             problem = _amp_problem(module, device, mode)
             self._reports[AMP] = KnobReport(*problem) if problem else KnobReport(APPLIED)
             if problem:
                 mode = None
         if mode in (None, "off"):
-            return _with_layout if is_channels_last else None
+            return None if layout is None else functools.partial(_with_layout, layout)
         dtype = FORMATS[mode]
 
         def around(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
-            if is_channels_last:
-                args, kwargs = _in_layout(args, kwargs)
+            if layout is not None:
+                args, kwargs = _in_layout(layout, args, kwargs)
             context = torch.autocast(device, dtype=dtype)
             context.is_autotunes_own = True  # type: ignore[attr-defined]
             with context:
@@ -179,6 +183,17 @@ class ModuleKnobs(KnobHandler):
             return _to_float32(out)
 
         return around
+
+    def _layout_of_inputs(self, module: Any) -> Any:
+        """Returns the memory format that a root's inputs get; None if the trial leaves them as they are.
+
+        A program that has put its weights into channels_last mostly does the same to its batches, and torch convolves in
+        channels_last if either has it. So both are put back.
+        """
+        asked = self._knobs.get(LAYOUT)
+        if not (asked or self._was_channels_last) or not _convolution_weights(module) or is_sharded(module):
+            return None
+        return torch.channels_last if asked else torch.contiguous_format
 
     def must_scale(self, observed: Dict[str, Any]) -> bool:
         """Whether losses must be scaled, because a root runs in float16 due to the knob; `observed` is from `observe`."""
@@ -239,7 +254,12 @@ class ModuleKnobs(KnobHandler):
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value for its first root."""
         modules = self._context.modules
-        return {key: modules.reported[0].observed[key] for key in KEYS} if modules.roots else {}
+        own = {CHECKPOINTING: True} if self.runs_again else {}
+        return {**{key: modules.reported[0].observed[key] for key in KEYS}, **own} if modules.roots else {}
+
+    def note_repetition(self) -> None:
+        """Notes that a module was called within a backward pass. If the knob has not caused this, the program has."""
+        self.runs_again = self.runs_again or self._knobs.get(CHECKPOINTING) is not True
 
     def verify(self) -> Dict[str, KnobReport]:
         """Returns a report for every module knob of the trial."""
@@ -274,7 +294,8 @@ class ModuleKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, WRITES.format(self.checkpointing.written), True)
         if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
             return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
-        if key == CHECKPOINTING and not asked and any(_checkpoints(root.module) for root in modules.living):
+        is_checkpointed = self.runs_again or any(_checkpoints(root.module) for root in modules.living)
+        if key == CHECKPOINTING and not asked and is_checkpointed:
             return KnobReport(OVERRIDDEN, "the program turns activation checkpointing on itself", True)
         if key == FLOAT8 and not any(float8.is_in_float8(root.module) for root in modules.living):
             return KnobReport(OVERRIDDEN, "the program has replaced its linear layers since", "off")
@@ -305,6 +326,8 @@ class ModuleKnobs(KnobHandler):
             reasons[SCOPE] = NO_BLOCKS
         if not any(o["has_blocks"] for o in observed):
             reasons[CHECKPOINTING] = NO_BLOCKS
+        elif self.runs_again and not any(o[CHECKPOINTING] for o in observed):
+            reasons[CHECKPOINTING] = RUNS_AGAIN
         problems = [_float8_problem(o) for o in observed]
         if all(problems):
             reasons[FLOAT8] = str(problems[0])
@@ -326,13 +349,13 @@ def _lay_out(module: Any, layout: Any) -> None:
         members.convert(each, change)
 
 
-def _with_layout(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = _in_layout(args, kwargs)
+def _with_layout(layout: Any, call: Any, self: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = _in_layout(layout, args, kwargs)
     return call(self, *args, **kwargs)
 
 
-def _in_layout(args: Any, kwargs: Any) -> Any:
-    return tuple(_channels_last(each) for each in args), {name: _channels_last(each) for name, each in kwargs.items()}
+def _in_layout(layout: Any, args: Any, kwargs: Any) -> Any:
+    return tuple(_laid_out(layout, each) for each in args), {name: _laid_out(layout, each) for name, each in kwargs.items()}
 
 
 def _amp_problem(module: Any, device: str, mode: str) -> Any:
@@ -369,9 +392,9 @@ def _num_replicas(module: Any) -> int:
     return max((1, *(len(members.attribute(each, "device_ids", ())) for each in found)))
 
 
-def _channels_last(value: Any) -> Any:
+def _laid_out(layout: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and torch.Tensor.dim(value) == 4 and torch.is_floating_point(value):
-        return torch.Tensor.contiguous(value, memory_format=torch.channels_last)
+        return torch.Tensor.contiguous(value, memory_format=layout)
     return value
 
 

@@ -101,9 +101,13 @@ def _walk(path: str) -> Iterator[os.DirEntry[str]]:
             seen.add((place.st_dev, place.st_ino))
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.is_dir():
+                    try:
+                        is_folder, is_file = entry.is_dir(), entry.is_file()
+                    except OSError:  # for example, a link that leads to itself
+                        continue
+                    if is_folder:
                         folders.append(entry.path)
-                    elif entry.is_file():
+                    elif is_file:
                         yield entry
         except OSError:
             continue

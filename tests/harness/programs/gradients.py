@@ -141,6 +141,9 @@ def step():
     if has("handclip"):
         for parameter in parameters:
             parameter.grad.clamp_(-10, 10)
+    if has("private"):  # as Opacus replaces a gradient by a sum of clipped ones with noise
+        for parameter in parameters:
+            parameter.grad = parameter.grad.clamp(-1, 1) + 0.1 * torch.randn_like(parameter)
     if scaler is not None:
         scaler.step(**{"optimizer": optimizer})  # by name, as some programs do
         scaler.update()

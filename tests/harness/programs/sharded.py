@@ -3,6 +3,7 @@
 Words: `--strategy ddp` uses DistributedDataParallel instead, `own=false` builds blocks that do not reshard after forward, `one`
 shards the model as one unit, `loose` shards only its blocks, `again` turns resharding on again after the harness has set it.
 `half` computes in bf16 by a policy, `tensor` splits each block's layers over the ranks, which then get the same batches.
+`context` splits each sequence over the ranks.
 `moved` moves the model after each step, as programs do that share the device with another model.
 """
 
@@ -60,11 +61,20 @@ else:
     if "loose" not in sys.argv:
         fully_shard(model, mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
-torch.manual_seed(0 if "tensor" in sys.argv else rank)
+if "context" in sys.argv:
+    from torch.distributed.tensor.experimental import context_parallel
+
+    sequences = init_device_mesh("cpu", (dist.get_world_size(),))
+torch.manual_seed(0 if {"tensor", "context"} & set(sys.argv) else rank)
 losses = []
 for step in range(1_000_000):
     before = gathered
-    output = model(torch.randn(8, 32))
+    if "context" in sys.argv:
+        x = torch.randn(8, 4, 32)
+        with context_parallel(sequences, buffers=[x], buffer_seq_dims=[1]):
+            output = model(x)
+    else:
+        output = model(torch.randn(8, 32))
     if step == 0 and "again" in sys.argv:
         model.set_reshard_after_forward(True)
     loss = output.square().mean()
