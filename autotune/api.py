@@ -86,12 +86,12 @@ class Study:
     """
 
     def __init__(self, name: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | None = None) -> None:
-        self._folder = find(runs_folder(None if runs_dir is None else os.fspath(runs_dir)), os.fspath(name))
+        self._folder = _fixed(find(runs_folder(None if runs_dir is None else os.fspath(runs_dir)), os.fspath(name)))
 
     @classmethod
     def _of(cls, folder: StudyFolder) -> Study:
         study = cls.__new__(cls)
-        study._folder = folder
+        study._folder = _fixed(folder)
         return study
 
     @property
@@ -101,7 +101,7 @@ class Study:
 
     @property
     def path(self) -> Path:
-        """The study's folder."""
+        """The study's folder, an absolute path."""
         return self._folder.path
 
     @property
@@ -250,6 +250,11 @@ def run(
     if summary["status"] == "interrupted":
         raise interrupted(folder, str(summary.get("reason") or "stopped by the user"))
     return study
+
+
+def _fixed(folder: StudyFolder) -> StudyFolder:
+    """Returns a study's folder with an absolute path, which stays right if the program changes its working directory."""
+    return StudyFolder(folder.path.absolute(), base=folder.base, sequence=folder.sequence)
 
 
 class _Calling(View):

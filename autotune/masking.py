@@ -61,6 +61,26 @@ _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _SWITCH = re.compile(r"true|false|null|none|\d{1,2}|-?\d{0,2}\.\d{1,5}|-?\d(?:\.\d+)?e[+-]?\d{1,3}", re.IGNORECASE)
 # Keys of a trial's evidence with dictionaries whose keys are paths. The path out_token/model names no secret.
 _BY_PATH = frozenset({"files_left", "files_new", "files_aside", "files_unguarded"})
+# Values with a meaning in stored records. A record without them could not be read, so they stay even if a secret equals one.
+OWN_VALUES = frozenset((
+    "ok", "raced", "unsteady", "device_oom", "host_oom", "timeout", "crash", "error", "nonfinite", "parity", "invalid",
+    "disturbed", "interrupted", "infeasible", "exact", "numerics", "training", "baseline", "search", "attribution", "final",
+    "explain", "check", "running", "complete", "failed", "faster", "same", "ambiguous", "holds", "no longer holds", "applied",
+    "not applicable", "overridden by the program", "throughput", "time_for_samples", "energy_per_sample", "cost_per_epoch",
+    "rates", "tpe", "gp", "random", "grid", "local", "slurm", "ray", "auto", "off", "cuda", "cpu", "torchvision", "timm",
+    "transformers", "builtin", "photos", "fake_cifar", "folder", "text", "tabular", "synthetic", "sgd", "adamw", "default",
+    "none", "true", "false", "samples", "tokens", "steps",
+))  # fmt: skip
+OWN_GROUPS = frozenset((
+    "loader", "precision", "layout", "compile", "optimizer", "backend", "step", "memory", "threads", "parallel", "nccl",
+))  # fmt: skip
+_VALUES, _KNOB = "|".join(sorted(OWN_VALUES)), rf"(?:{'|'.join(sorted(OWN_GROUPS))})\.[a-z0-9_]+"
+_OWN = re.compile(rf"{_VALUES}|{_KNOB}")
+# A value or a knob's key in quotes; a key of JSON; a key of YAML, alone or with such a value.
+_OWN_PART = re.compile(
+    rf'"(?:{_VALUES}|{_KNOB})"|"[a-z][a-z0-9_.]*"(?=:)|^[ -]*[a-z][a-z0-9_.]*:(?: (?:{_VALUES})$|(?= |$))', re.MULTILINE
+)
+_OWN_SECRET = re.compile(r"[a-z_]+")  # a secret that may be such a part; others, as in a file's name run_hunter2, are masked
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
 
 _Span = tuple[int, int]
@@ -159,11 +179,14 @@ class Secrets:
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def stored(self, text: str) -> str:
-        """Masks a JSON or YAML document as `message` does, but leaves keys, numbers and null, so that it stays readable.
+        """Masks a JSON or YAML document as `message` does, but leaves what makes it readable: keys, numbers, null, OWN_VALUES.
 
-        `--password 123` must not turn 123.4 into ***.4.
+        `--password 123` must not turn 123.4 into ***.4, nor `--token baseline` the kind of trial 0 into ***.
         """
         values = [span for span in self._values(text) if not _is_key(text, span)]
+        if any(_OWN_SECRET.fullmatch(text, *span) for span in values):
+            own = [found.span() for found in _OWN_PART.finditer(text)]
+            values = [span for span in values if not (_OWN_SECRET.fullmatch(text, *span) and _is_within(own, span))]
         if any(_BARE.fullmatch(text, *span) for span in values):
             bare = [found.span("bare") for found in _SCALAR.finditer(text) if found["bare"]]
             values = [span for span in values if not _is_within(bare, span)]
@@ -190,7 +213,7 @@ class Secrets:
             return document
         if key and document != "" and sounds_secret(key.rpartition(".")[2]) and not _is_plain(document):
             return document if isinstance(document, str) and document.startswith(MASK) else MASK
-        return self.text(document) if isinstance(document, str) else document
+        return self.text(document) if isinstance(document, str) and not _OWN.fullmatch(document) else document
 
     def _word(self, word: str) -> str:
         pair = _ASSIGNMENT.fullmatch(word)

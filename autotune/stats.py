@@ -127,7 +127,8 @@ class Ratio:
             looks, is wider.
         num_rounds: rounds in which both were measured.
         freedom: degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise.
-        error: standard error of the log ratio; None if unknown, as in a stored ratio. It is then recovered from `ci`.
+        error: standard error of the log ratio; None if unknown, as in a file of 2026-11-30 or before. It is then recovered from
+            `ci` as if that were a 95 % interval, so it is too large if that holds for several looks.
     """
 
     ratio: float
@@ -161,8 +162,10 @@ def paired_ratio(
     centre, half, freedom = _log_mean(ratios, confidence, of_difference)
     if half is None:
         return Ratio(ratio=math.exp(centre), ci=None, num_rounds=1)
-    interval = (math.exp(centre - half), math.exp(centre + half))
-    return Ratio(ratio=math.exp(centre), ci=interval, num_rounds=len(ratios), freedom=freedom if noise else None)
+    interval, error = (math.exp(centre - half), math.exp(centre + half)), half / _t_quantile(freedom, 0.5 + confidence / 2)
+    return Ratio(
+        ratio=math.exp(centre), ci=interval, num_rounds=len(ratios), freedom=freedom if noise else None, error=error
+    )
 
 
 def quotient(now: Ratio, then: Ratio) -> Ratio:

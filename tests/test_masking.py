@@ -2,13 +2,19 @@ import base64
 import json
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 from autotune import masking
+from autotune.config.schema import DATA, DEVICES, LAUNCHERS, OPTIMIZERS, SAMPLERS, SOURCES, WARM
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from autotune.knobs.catalogue import CATALOGUE
 from autotune.masking import Secrets, is_masked, is_secret
-from autotune.records import Outcome
+from autotune.records import OBJECTIVES, Kind, Outcome, Tier
 from autotune.studies import create
 from autotune.trials.events import Masked
 from tests.support.listener import RecordingListener
+from tests.support.studies import make_study
 
 
 @pytest.mark.parametrize(
@@ -180,6 +186,40 @@ def test_notices_and_study_files_are_always_masked(tmp_path):
 def test_sizes_of_files_are_kept_if_a_path_sounds_like_a_secret():
     evidence = {"files_left": {"out_token/model": 4096}, "files_unguarded": {"secret/a": "too large"}, "hub_token": "abc"}
     assert Secrets().document(evidence) == {**evidence, "hub_token": "***"}
+
+
+@pytest.mark.parametrize(
+    "word", ["baseline", "interrupted", "interrupt", "training", "loader", "batch", "study", "name", "model", "machine"]
+)
+def test_secret_that_is_a_word_of_autotune_leaves_its_records_readable(tmp_path, word):
+    """A masked key or kind of trial made a record unreadable, and a masked key of YAML the whole file."""
+    secrets = Secrets.known({}, ["--password", word])
+    folder = make_study(tmp_path)
+    wanted = folder.read_study(), folder.read_trials(), folder.read_summary()["best"]
+    folder.mask = secrets.stored
+    folder.write_study(wanted[0])
+    for trial in wanted[1]:
+        folder.write_trial(trial)
+    folder.write_summary(folder.read_summary())
+    kinds = [(trial.kind, trial.outcome, trial.changed) for trial in folder.read_trials()]
+    assert kinds == [(trial.kind, trial.outcome, trial.changed) for trial in wanted[1]]
+    assert folder.read_summary()["best"]["overrides"] == wanted[2]["overrides"]
+    document = {
+        "study": {"name": "mine", "interrupt_after": 3}, "tiers": "training", "pinned": ["loader.batch_size"],
+        "machine.cores": 2, "model": [{"name": "m"}],
+    }  # fmt: skip
+    assert json.loads(secrets.stored(json.dumps(document, indent=1))) == document
+    del document["pinned"]  # YAML has such a list only in quotes
+    assert yaml.safe_load(secrets.stored(OmegaConf.to_yaml(document))) == document
+    assert secrets.document(document) == document
+    assert secrets.stored(json.dumps({"why": f"login as {word} failed"})) == '{"why": "login as *** failed"}'
+
+
+def test_words_with_a_meaning_in_records_are_known_to_the_masking():
+    choices = {*SAMPLERS, *LAUNCHERS, *DEVICES, *WARM, *SOURCES, *DATA, *OPTIMIZERS}
+    states = {"running", "complete", "interrupted", "failed", "faster", "same", "ambiguous", "holds", "no longer holds"}
+    assert {*Outcome, *Kind, *Tier, *OBJECTIVES, APPLIED, NOT_APPLICABLE, OVERRIDDEN} | choices | states <= masking.OWN_VALUES
+    assert {key.partition(".")[0] for key in CATALOGUE} == masking.OWN_GROUPS
 
 
 def test_masked_document_can_still_be_read():

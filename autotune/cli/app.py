@@ -392,7 +392,8 @@ def verify(
         int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Rounds: baseline and best, each in a fresh process.")
     ] = 4,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
+        float,
+        typer.Option("--minutes", metavar="M", min=0.1, help="Time in all, without --long; at least two rounds always run."),
     ] = 5.0,
     long: Annotated[
         bool, typer.Option("--long", help="Also run baseline and best for several minutes each, to see if their rates last.")

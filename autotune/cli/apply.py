@@ -20,10 +20,11 @@ from autotune.errors import BadInput
 from autotune.harness import protocol
 from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import is_knob, knob
+from autotune.knobs.memory import MALLOC
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import ISOLATED, PYTHON, REPLACED, REPLACES, isolating, with_harness
-from autotune.launchers.real_run import announce, spec_text, variables
+from autotune.launchers.real_run import announce, missing, spec_text, variables
 from autotune.masking import MASK, Secrets, is_secret
 from autotune.plain_text import plain
 from autotune.records import Knobs
@@ -96,7 +97,7 @@ def _print_plan(run: _Run, argv: list[str], added: dict[str, str]) -> int:
         ("command", shlex.join(Secrets.known(words=argv).words(argv))),
         *(("environment", f"{name}={text}") for name, text in shown_variables.items()),
         *(("setting", f"{key}={value_text(value)}  {_way(run, key)}") for key, value in run.best.shown_knobs.items()),
-        *(("note", note) for note in run.notes),
+        *(("note", note) for note in (*missing(run.best), *run.notes)),
         ("note", "nothing was started"),
     ]
     print("\n".join(plain(f"{name}  {text}") for name, text in lines))
@@ -107,7 +108,9 @@ def _way(run: _Run, key: str) -> str:
     """Returns how a setting reaches the program."""
     if key in run.passed:
         return "by an argument of the command"
-    return "by the environment" if knob(key).environment(run.best.knobs[key]) else "in the program's process"
+    if knob(key).environment(run.best.knobs[key]):
+        return "by the environment"
+    return "not at all" if key == MALLOC.key and missing(run.best) else "in the program's process"
 
 
 def _file(asked: Asked) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.cli.run import Asked, compose_asked, inputs_of
+from autotune.cli.run import Asked, check_grid, compose_asked, inputs_of
 from autotune.cli.terminal import print_json
 from autotune.config.schema import AUTO, LOCAL, OFF, SearchOptions
 from autotune.errors import BadInput
@@ -41,6 +41,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         )
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)
+    check_grid(composed)
     earlier = foreseen(inputs_of(composed, facts), runs)
     argv = composed.secrets.words(command.argv({**command.placeholders, **space.pinned}))
     searched, left_out = _searched(composed, facts)
@@ -71,10 +72,11 @@ def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], 
     from autotune.machine import host_context
 
     command, config = composed.command, composed.config
-    num = config.launch.nproc if command.is_recipe else program_of(command.argv(command.placeholders)).num_processes
-    starter = "" if command.is_recipe else program_of(command.argv(command.placeholders)).starter
+    program = program_of(command.argv(command.placeholders))
+    is_alone = program.by == "python" and program.is_certain and not program.starter  # a shell script may start several ranks
+    num = config.launch.nproc if command.is_recipe else program.num_processes or (1 if is_alone else None)
     here = host_context(facts, None, is_recipe=command.is_recipe, device=config.device.kind)
-    here = replace(here, world_size=num or (None if starter else 1))
+    here = replace(here, world_size=num)
     keys = sorted(composed.space.domains)
     out = [key for key in keys if key in CATALOGUE and key not in composed.space.typed and CATALOGUE[key].blocked(here)]
     return [key for key in keys if key not in out], out

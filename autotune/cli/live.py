@@ -23,6 +23,7 @@ from autotune.cli.terminal import MAX_WIDTH, outcome_style
 from autotune.harness.protocol import Progress
 from autotune.quantities import clock_text, number_text, rate_text, ratio_text
 from autotune.records import THROUGHPUT, Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord
+from autotune.report.trials import is_better
 from autotune.trials.events import Outlook
 from autotune.wording import aims_text, changes_phrase, machine_text, objective_of, objective_text, score_of, warm_start_text
 
@@ -76,7 +77,7 @@ class LiveView(View):
         self._begun_s = self._budget_clock() if begun_s is None else begun_s
         self._study: StudyRecord | None = None
         self._baseline: TrialRecord | None = None
-        # Trials that may win, now or after loss parity has ruled out others, with their negative scores; best first.
+        # Baseline and searched trials with their negative scores, best first. Which of them may win changes with loss parity.
         self._rated: list[tuple[float, TrialRecord]] = []
         self._counts: dict[str, int] = {}
         self._running: dict[int, _Running] = {}
@@ -132,8 +133,8 @@ class LiveView(View):
         if trial.kind is Kind.baseline:
             self._baseline = trial
         shown, before = trial.as_json(), self._best.as_json() if self._best else None
-        if trial.kind in (Kind.baseline, Kind.search) and trial.outcome in (Outcome.ok, Outcome.raced):
-            bisect.insort(self._rated, (-(score_of(self._about, shown) or 0.0), trial), key=lambda rated: rated[0])
+        if trial.kind in (Kind.baseline, Kind.search) and (score := score_of(self._about, shown)):
+            bisect.insort(self._rated, (-score, trial), key=lambda rated: rated[0])
         width = self._console.width
         if sum(self._counts.values()) == 1:  # the header shows the rates' unit, which is unknown until a trial has ended
             self._console.print(trials.table(width, about=self._about))
@@ -193,7 +194,7 @@ class LiveView(View):
     @property
     def _best(self) -> TrialRecord | None:
         """The best trial so far; None if there is none that may win. Loss parity may rule out a trial that has ended."""
-        return next((trial for _, trial in self._rated if trial.outcome.may_win), None)
+        return next((trial for _, trial in self._rated if is_better(self._about, trial.as_json(), None)), None)
 
     def _best_line(self) -> Text:
         best = self._best

@@ -90,11 +90,28 @@ def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
     facts = host_facts()
     composed = compose_asked(asked, facts)
     check_named(composed.config.search.warm_start, Path(composed.config.runs_dir))
+    check_grid(composed)
     inputs = inputs_of(composed, facts)
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in filter(None, (*composed.notes, _limit_of_job(composed.config.study.budget.minutes))):
         print(f"autotune: {note}", file=sys.stderr)
     return inputs, folder
+
+
+def check_grid(composed: Composed) -> None:
+    """Checks the size of a grid as far as the command line determines it. The baseline determines the other domains.
+
+    Raises:
+        BadInput: the domains on the command line alone make the grid too large.
+    """
+    if composed.config.search.sampler != "grid":
+        return
+    from autotune.config.command import BATCH_SIZE
+    from autotune.search.samplers import checked_grid
+
+    space = composed.space
+    held = {BATCH_SIZE} if space.is_held else set()  # then only divisors of train.global_batch are tried
+    checked_grid({key: domain.distribution() for key in space.typed - held if (domain := space.domains.get(key))})
 
 
 def _limit_of_job(minutes: float | None) -> str:

@@ -201,5 +201,7 @@ def _pending(folder: StudyFolder, state: Synced, *, has_uri: bool) -> str:
         return f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow: wait until it ends."
     uri = "URI" if is_masked(state.uri) else shell_word(state.uri)  # the user replaces URI by the address with its credentials
     command = f"autotune sync {call(folder)}{f' --uri {uri}' if has_uri else ''}"
-    waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
+    num = len(state.pending)
+    missing = f"{num} trials" if num > 1 else "1 trial" if num else "the verdict"
+    waiting = f"{missing} of {folder.name} {'are' if num > 1 else 'is'} not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

@@ -135,6 +135,11 @@ def _refused(host: str, port: int) -> str:
 def _bring_up_to_date(runs: Path) -> None:
     if not any(studies(runs)) and not store.store_file(runs).exists():
         raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
+    if not store.store_file(runs).exists() and not os.access(runs, os.W_OK):
+        raise BadInput(
+            f"--runs-dir: cannot be written, so the store of the trials cannot be made there, got {str(runs)!r}. Make it "
+            "writable, or show a study in another store: `autotune sync STUDY --uri URI`, then `autotune ui --uri URI`."
+        )
     here = store.embedded_uri(runs)
     elsewhere = [folder.name for folder in studies(runs) if not store.may_use(folder, here)]
     if elsewhere:
@@ -146,7 +151,8 @@ def _bring_up_to_date(runs: Path) -> None:
         if store.store_file(runs).exists():
             return
         if code >= 0:  # not killed: `autotune sync` has printed why it failed
-            raise AutotuneError(f"the tracking store {here} could not be made, so there is nothing to show.")
+            kind = BadInput if code == BadInput.exit_code else AutotuneError
+            raise kind(f"--runs-dir: the tracking store {here} could not be made, so there is nothing to show.")
     # The server must not make the store: if it were killed while doing so, the store would stay half made.
     raise AutotuneError(
         f"the tracking store {here} could not be made: `autotune sync --all` was killed first. Start `autotune ui` again."

@@ -113,7 +113,8 @@ class Verify:
     Attributes:
         claim: the claim of the file.
         rounds: pairs of fresh processes to compare.
-        minutes: wall time of the rounds. A round starts only if it is expected to end in time; two rounds always run.
+        minutes: wall time of the verification without the long windows: the first measurements of both configurations count,
+            too. A round starts only if it is expected to end in time; two rounds always run.
         long_minutes: length of one long window for each of the two configurations; None for no long window.
     """
 
@@ -237,4 +238,4 @@ def _speedup(said: Provenance, raw_said: dict[str, Any], path: Path) -> Ratio:
     if said.ratio is None or said.ratio <= 0:
         found = f"got {shown(mapping(raw_said.get('speedup')).get('ratio'))} in {path}"
         raise BadInput(f"provenance.speedup.ratio: no speed-up to compare with, {found}. {EXPORTED} at the end of a study.")
-    return Ratio(ratio=said.ratio, ci=said.ci, num_rounds=said.num_rounds, freedom=said.freedom)
+    return Ratio(ratio=said.ratio, ci=said.ci, num_rounds=said.num_rounds, freedom=said.freedom, error=said.error)

@@ -117,9 +117,11 @@ def check_key(key: str, value: Any, host_context: HostContext) -> None:
     if key.startswith("provenance."):  # not checked here: `autotune verify` checks the parts that it reads
         return
     if is_knob(key):
-        if not (value is None or is_reference(value)):
+        is_variable = key not in LEAVES  # null unsets a knob, but a variable has a value
+        if not is_reference(value) and (value is not None or is_variable):
             value_of(knob(key), value, host_context)
-        return
+        if is_variable:
+            return
     if key not in LEAVES:
         raise BadInput(unknown_key(key, value))
     if key in MAPPINGS and value is None:

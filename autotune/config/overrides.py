@@ -74,7 +74,10 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
     if problem := _command_before_dashes(overrides):
         result.problems.append(problem)
         overrides = [typed for typed in overrides if "=" in typed]
-    for typed in overrides:
+    choices = [at for at, typed in enumerate(overrides) if typed.startswith("model=")]
+    for at, typed in enumerate(overrides):
+        if at in choices[:-1] and typed.partition("/")[1]:  # model=LIBRARY/NAME sets two keys; a later model= replaces both
+            continue
         try:
             for text in _of_library(typed):
                 _place(text, result, folders, host_context, has_command)

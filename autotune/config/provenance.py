@@ -20,6 +20,7 @@ PROVENANCE = "provenance"
 EXPORTED = "Give a study, or a file that `autotune export STUDY -o best.yaml` wrote"
 MAX_NAME = 60
 MAX_ROUNDS = 10**6  # largest number of rounds that is believed; a claim with a far larger one could not be stored
+MAX_ERROR = 100.0  # largest standard error of a log ratio that is believed; its fourth power must be a number
 NUMBER = re.compile(r"\d{1,9}")
 RECIPE_KEYS = {"model.name", "model.factory"}
 # Keys that identify a loader whose knobs were set in the study; only the first two are in every file.
@@ -47,6 +48,7 @@ class Provenance:
         study, date: name and day of the study.
         ratio, ci: speed-up of best over baseline in the finals, and its 95 % interval.
         num_rounds, freedom: rounds and degrees of freedom from which the interval was computed.
+        error: standard error of the log of the ratio; files of 2026-11-30 or before lack it.
         verdict: the finals' verdict.
         baseline, best: measured rate of each of the two configurations.
         identity: facts about the study's machine and program, name -> value.
@@ -65,6 +67,7 @@ class Provenance:
     ci: tuple[float, float] | None = None
     num_rounds: int = 0
     freedom: float | None = None
+    error: float | None = None
     verdict: str = ""
     baseline: Rate = field(default_factory=Rate)
     best: Rate = field(default_factory=Rate)
@@ -90,6 +93,7 @@ class Provenance:
             ci=interval(speedup.get("ci")),
             num_rounds=int(min(number(speedup.get("num_rounds")) or 0, MAX_ROUNDS)),
             freedom=found if (found := number(speedup.get("freedom"))) is not None and found >= 1 else None,
+            error=found if (found := number(speedup.get("error"))) is not None and 0 <= found <= MAX_ERROR else None,
             verdict=str(speedup.get("verdict") or ""),
             baseline=_rate(said.get("baseline")),
             best=_rate(said.get("best")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,27 @@ from autotune.knobs.values import MAX_TEXT, shown
 MAX_BYTES = 2**18  # a hundred times the largest known file; also limits the time for reading
 MAX_DEPTH = 20
 ALLOWED = "Give a YAML file of plain keys and values"
-TIMESTAMP = "tag:yaml.org,2002:timestamp"
+TEXT, TRUTH, WHOLE, FRACTION, DATE = (f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "int", "float", "timestamp"))
+NOT_DECIMAL = re.compile(r"[-+]?0[xb0-9_].*|.*:.*")
+VARIABLES = "env"  # key of a mapping from environment variables to their values
 
 
 class _Loader(yaml.SafeLoader):
     """Loader that accepts less than PyYAML's SafeLoader: it rejects what cannot be a knob's value, and names the line."""
 
-    # PyYAML's rules except the one for dates, so that dates stay text. A copy, because other loaders share PyYAML's attribute.
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     depth = 0
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Leaves dates, 010 and 1:30 as text, as the command line does: YAML 1.1 reads the last two as 8 and as 90."""
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        return TEXT if tag == DATE or (tag in (WHOLE, FRACTION) and NOT_DECIMAL.fullmatch(value)) else tag
+
+    def construct_document(self, node: Any) -> Any:
+        """Leaves the values of environment variables exactly as written: true, 1.10 and 1_000 are texts there."""
+        for key, values in node.value if isinstance(node, yaml.MappingNode) else ():
+            for _, value in values.value if key.value == VARIABLES and isinstance(values, yaml.MappingNode) else ():
+                value.tag = TEXT if value.tag in (TRUTH, WHOLE, FRACTION) else value.tag
+        return super().construct_document(node)  # type: ignore[no-untyped-call]
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]

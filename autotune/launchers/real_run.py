@@ -16,6 +16,8 @@ from typing import Any
 
 from autotune.config.best_file import Best
 from autotune.harness import protocol
+from autotune.knobs import malloc
+from autotune.knobs.memory import MALLOC
 from autotune.launchers.injection import INJECT, first_on
 from autotune.plain_text import one_line
 from autotune.records import Knobs
@@ -66,10 +68,21 @@ def announce(best: Best, notes: Sequence[str] = ()) -> None:
     study, ratio, day = best.origin
     made = ", ".join(part for part in (ratio, f"study {study}" if study else "", day) if part)
     phrase = changes_phrase(best.shown_knobs, none="changes nothing: the program runs as it is")
-    lines = [f"{best.file}: {phrase}{f' ({made})' if made else ''}", *_differences(best), *notes]
+    lines = [f"{best.file}: {phrase}{f' ({made})' if made else ''}", *_differences(best), *missing(best), *notes]
     with contextlib.suppress(OSError, ValueError):  # standard error is closed, or its disk is full: the run continues
         sys.stderr.write("".join(f"autotune: {one_line(line, MAX_LINE)}\n" for line in lines))
         sys.stderr.flush()
+
+
+def missing(best: Best) -> list[str]:
+    """Returns a warning if this machine lacks the allocator's library; [] otherwise.
+
+    Its path is always looked up on this machine. A path in a file could load any code.
+    """
+    asked = best.knobs.get(MALLOC.key)
+    if asked not in malloc.LIBRARIES or asked in malloc.installed():
+        return []
+    return [f"{MALLOC.key}={asked} cannot take effect: lib{asked} is not installed on this machine"]
 
 
 def _differences(best: Best) -> list[str]:

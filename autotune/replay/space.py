@@ -17,9 +17,7 @@ from autotune.records import KnobValue
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Table, key_of
 from autotune.space import Choice, Domain, ResolvedSpace, SearchSpace, domain_from_json, resolve
-from autotune.study.design import MAX_GRID_POINTS, recorded_values
-
-MIN_CONFIGURATIONS = 4  # fewer leave nothing to search
+from autotune.study.design import MAX_GRID_POINTS, MIN_CONFIGURATIONS, recorded_values
 
 Levels = dict[str, tuple[KnobValue, ...]]
 

@@ -262,6 +262,7 @@ def _claim(summary: Summary, world: World) -> Claim | None:
         ci=tuple(speedup["ci"]) if speedup.get("ci") else None,
         num_rounds=int(speedup.get("num_rounds") or 1),
         freedom=speedup.get("freedom"),
+        error=speedup.get("error"),
     )
     pairs = [(world.another(key).value, world.another(key_of({})).value) for _ in range(VERIFY_ROUNDS)]
     complete = [(own, other) for own, other in pairs if own and other]

@@ -70,13 +70,22 @@ def _gp(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
 
 
 def _grid(seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
+    return CompleteGrid(checked_grid(distributions), seed=seed)
+
+
+def checked_grid(distributions: Distributions) -> dict[str, list[Any]]:
+    """Returns knob key -> values that a grid visits.
+
+    Raises:
+        BadInput: the grid is too large to list.
+    """
     levels = {key: grid_levels(distribution) for key, distribution in distributions.items()}
     if (size := math.prod(map(len, levels.values()))) > MAX_GRID_POINTS:
         raise BadInput(
             f"search.sampler: a grid over this search space has {size:,} points, got 'grid'. At most {MAX_GRID_POINTS:,}. "
             "Pin knobs, narrow their domains, or use search.sampler=tpe."
         )
-    return CompleteGrid(levels, seed=seed)
+    return levels
 
 
 SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]] = {

@@ -19,6 +19,7 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 
 # The product of all values is listed only up to this many points. Points that differ only in inactive knobs count separately.
 MAX_GRID_POINTS = 100_000
+MIN_CONFIGURATIONS = 4  # fewer leave a replay nothing to search
 NEIGHBOUR_FRAC = 2 / 3  # share of a sample for initial configurations and points one change away from these; the rest is random
 MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
 

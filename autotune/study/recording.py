@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from autotune.records import Kind, Knobs, StudyRecord, TrialRecord
-from autotune.study.design import configurations
+from autotune.study.design import MIN_CONFIGURATIONS, configurations
 from autotune.study.resuming import was_stopped
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
@@ -43,6 +43,7 @@ class Recording:
             f"{_of_all(num, repeats)}: "
             + ("the whole search space." if self._is_whole else "a sample of the search space.")
             + (f" The best few are then measured {further} more times each." if further else "")
+            + (f" A replay needs at least {MIN_CONFIGURATIONS} configurations." if num < MIN_CONFIGURATIONS else "")
         )
         while todo := self._todo():
             for knobs, round_number in todo:

@@ -184,7 +184,7 @@ class _Study:
                 top, claim = baseline, None
             entry = self._entry(top, overrides=True)
             if claim and claim.ratio:
-                ratio, known = claim.ratio, ("ratio", "ci", "num_rounds", "freedom")
+                ratio, known = claim.ratio, ("ratio", "ci", "num_rounds", "freedom", "error")
                 said = {**{name: getattr(ratio, name) for name in known}, "verdict": claim.verdict, "reason": claim.reason}
                 entry |= {"measured_in": "finals", "speedup": said}
                 entry.pop("num_unpaired", None)
@@ -314,6 +314,7 @@ class _Study:
             "reason": decision.reason,
             "num_rounds": decision.ratio.num_rounds,
             "freedom": decision.ratio.freedom,
+            "error": decision.ratio.error,
             "margin": decision.margin,
             "trial": decision.finalist.number if decision.finalist else None,
             "overrides": decision.finalist.changed if decision.finalist else {},

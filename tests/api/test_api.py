@@ -164,6 +164,16 @@ def test_study_without_trials_gives_an_empty_table(tmp_path):
     assert {"rate", "outcome", "seconds"} <= set(table.columns)
 
 
+def test_study_is_still_found_after_a_change_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = make_study(Path("runs"))
+    found = autotune.Study(folder.name), autotune.Study(folder.path), autotune.Study._of(folder)
+    monkeypatch.chdir("/")
+    for study in found:
+        assert study.status == "complete"
+        assert study.path == tmp_path / "runs" / "resnet18"
+
+
 def test_unreadable_trial_and_unwritable_report_raise_bad_input(tmp_path):
     study = autotune.Study(make_study(tmp_path).path)
     study.path.joinpath("report.html").mkdir()

@@ -280,6 +280,23 @@ def test_a_dry_run_prints_command_environment_and_settings_and_starts_nothing(pl
     assert "hf_" not in done.stdout + done.stderr
 
 
+def test_an_allocator_that_is_not_installed_here_is_named_before_the_program_starts(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dry run said that it reaches the program's process."""
+    monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: None)
+    monkeypatch.setattr(malloc, "installed", dict)
+    place.best({"memory": {"malloc": "jemalloc"}})
+    asked = Asked(what=str(place.path / "best.yaml"), overrides=(), command=[sys.executable, "-c", ""], runs=place.path)
+    warning = "memory.malloc=jemalloc cannot take effect: libjemalloc is not installed on this machine"
+    apply(asked)
+    assert warning in capsys.readouterr().err
+    apply(replace(asked, is_dry_run=True))
+    said = capsys.readouterr().out.splitlines()
+    assert f"note  {warning}" in said
+    assert "setting  memory.malloc=jemalloc  not at all" in said
+
+
 @pytest.mark.thorough
 def test_quiet_run_reports_only_settings_that_did_not_take_effect(place: Place) -> None:
     place.best({"threads": {"intra": 1}})

@@ -97,6 +97,13 @@ def test_best_so_far_is_never_a_trial_that_loss_parity_ruled_out(screen):
     assert "2.00x" in "\n".join(screen.footer())
 
 
+def test_a_trial_without_a_score_is_never_the_best_so_far(screen):
+    """Of trials that may win, it was the best if no other may, at 0.00x."""
+    for trial in (a_trial(0, value=10.0, outcome=Outcome.infeasible), a_trial(1, value=None, outcome=Outcome.ok)):
+        screen.view.trial_ended(trial)
+    assert "no trial that may win yet" in "\n".join(screen.footer())
+
+
 def test_a_baseline_that_violates_a_constraint_counts_as_measured(screen):
     screen.view.trial_ended(a_trial(0, value=10.0, outcome=Outcome.infeasible))
     said = "\n".join(screen.footer())

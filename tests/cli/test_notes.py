@@ -67,6 +67,14 @@ def test_dry_run_searches_only_knobs_that_can_be_changed_here_or_are_named(capsy
     assert "parallel.bucket_cap_mb" in named["searching"], "a knob that the user names stays"
 
 
+def test_dry_run_of_a_shell_script_does_not_call_knobs_of_several_ranks_unavailable(capsys, place):
+    """The script may start several processes; only the baseline shows that."""
+    (place / "train.sh").write_text("torchrun --nproc-per-node 2 train.py", encoding="utf-8")
+    plan = json.loads(dry_run(capsys, "--json", "--", "bash", "train.sh").out)
+    assert any(key.startswith("parallel.") for key in plan["searching"])
+    assert not any(key.startswith("parallel.") for key in plan["unavailable"])
+
+
 def test_best_yaml_selects_its_recipe_unless_a_model_is_given(capsys, place):
     (place / "runs" / "resnet18").mkdir(parents=True)
     (place / "runs" / "resnet18" / "best.yaml").write_text(BEST, encoding="utf-8")

@@ -100,6 +100,18 @@ def test_dry_run_describes_the_study_and_leaves_no_files(tmp_path, monkeypatch, 
     assert main(["run", "--dry-run", "search.warm_start=nosuch", "--", sys.executable, "train.py"]) == 2
 
 
+@pytest.mark.parametrize("words", [("run",), ("run", "--dry-run")])
+def test_a_grid_that_is_too_large_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys, words):
+    """The baseline was measured first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    monkeypatch.setattr(autotune.study, "run_study", lambda *_: pytest.fail("the study began"))
+    domains = ["loader.batch_size=interval(1,512)", "loader.prefetch_factor=interval(1,60)", "threads.intra=choice(1,2,3,4)"]
+    assert main([*words, "search.sampler=grid", *domains, "--", sys.executable, "train.py"]) == 2
+    assert "search.sampler: a grid over this search space has 122,880 points" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_dry_run_promises_no_more_trials_than_were_asked_for():
     assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
     assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")

@@ -8,6 +8,7 @@ from autotune.config.compose import compose
 from autotune.errors import BadInput
 from autotune.export.formats import render
 from autotune.knobs.base import HostContext
+from autotune.stats import quotient
 
 HERE = HostContext(num_cores=4)
 KNOBS = {"precision.amp": "off", "compile.mode": "default", "loader.num_workers": 2}
@@ -193,6 +194,13 @@ def test_invalid_interval_is_ignored(read, said):
 def test_impossible_degrees_of_freedom_are_ignored(read, said, freedom):
     """With -1, every interval was not a number: any claim held, and the summary could not be read afterwards."""
     assert read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, ci: [1.4, 1.6], freedom: {said}}}}}\n").speedup.freedom == freedom
+
+
+@pytest.mark.parametrize(("said", "error"), [(0.01, 0.01), (0, 0.0), (-1, None), ("1.0e+300", None), (".nan", None)])
+def test_standard_error_of_a_claim_is_read_if_it_is_possible(read, said, error):
+    claim = read(f"{TOP}provenance: {{speedup: {{ratio: 1.5, ci: [1.4, 1.6], num_rounds: 4, error: {said}}}}}\n")
+    assert claim.speedup.error == error
+    assert quotient(claim.speedup, claim.speedup).ratio == 1.0
 
 
 def test_claim_with_a_huge_number_of_rounds_can_be_stored(read):

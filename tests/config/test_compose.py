@@ -16,6 +16,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 import autotune
+from autotune.config.best_file import read_best
 from autotune.config.compose import compose
 from autotune.config.locate import folder, options
 from autotune.config.recipe import TRIAL_EPOCHS
@@ -276,6 +277,59 @@ def test_exported_file_composes_with_plain_hydra_and_with_autotune(make, runs: P
         "env.MALLOC_ARENA_MAX": "2",
     }
     assert composed.config.provenance["speedup"]["ratio"] == 1.9
+
+
+@pytest.mark.parametrize("text", ["true", "True", "off", "1.10", "010", "0x10", "1_000", "1:30", "1e3", "2026-12-01"])
+def test_variables_in_a_file_keep_their_spelling_in_run_and_apply(make, tmp_path: Path, text: str) -> None:
+    """`run` passed "True" for true, `apply` "true"; 010 became "8" in both."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "best.yaml").write_text(f"# @package _global_\nenv: {{X: {text}}}\n")
+    composed = make("+mine=best", config_dirs=[tmp_path])
+    assert composed.space.pinned == {"env.X": text}
+    assert composed.config.env == {"X": text}
+    assert read_best(tmp_path / "mine" / "best.yaml").knobs == {"env.X": text}
+    assert yaml.safe_load(composed.yaml)["env"] == {"X": text}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("loader: {batch_size: 1e3}", "loader.batch_size: not a whole number, got '1e3'"),
+        ("loader: {batch_size: 1.0e+3}", "loader.batch_size: wrong type, got 1000.0. Allowed: a whole number or null."),
+        ("loader: {batch_size: 1:30}", "loader.batch_size: not a whole number, got '1:30'"),
+        ("study: {budget: {minutes: 1:30}}", "study.budget.minutes: wrong type, got '1:30'. Allowed: a number or null."),
+        ("env: {X: null}", "env.X: not usable text, got None"),
+    ],
+)
+def test_numbers_in_a_file_that_only_yaml_reads_so_are_refused(refused, tmp_path: Path, line: str, problem: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "best.yaml").write_text(f"# @package _global_\n{line}\n")
+    (said,) = refused("+mine=best", config_dirs=[tmp_path])
+    assert problem in said
+
+
+def test_leading_zeros_in_a_file_mean_the_same_as_on_the_command_line(make, tmp_path: Path) -> None:
+    """YAML 1.1 reads 016 as 14."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "best.yaml").write_text("# @package _global_\nloader: {batch_size: 016}\nstudy: {seed: 010}\n")
+    composed = make("+mine=best", config_dirs=[tmp_path])
+    assert (composed.space.pinned["loader.batch_size"], composed.config.study.seed) == (16, 10)
+    assert make("loader.batch_size=016", "study.seed=010").space.pinned["loader.batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "source", "name"),
+    [
+        (("model=timm/vit_tiny", "model=resnet50"), "torchvision", "resnet50"),
+        (("model=timm/", "model=timm/vit_tiny", "model=torchvision/resnet34"), "torchvision", "resnet34"),
+        (("model=resnet50", "model=timm/vit_tiny"), "timm", "vit_tiny"),
+        (("model=timm/vit_tiny", "model.name=vit_small"), "timm", "vit_small"),
+    ],
+)
+def test_last_of_several_models_is_the_one_that_is_tuned(make, words: tuple[str, ...], source: str, name: str) -> None:
+    """The name of the first one was kept."""
+    model = make(*words).config.model
+    assert (model.source, model.name) == (source, name)
 
 
 def test_command_line_overrides_an_exported_file(make, runs: Path) -> None:

@@ -330,6 +330,7 @@ def test_timm_models_are_created_without_pretrained_weights(tmp_path: Path, caps
     (tmp_path / "timm.py").write_text(
         "import torch\n"
         "def list_models(): return ['flat']\n"
+        "def get_pretrained_cfg_value(name, key): return {'input_size': (3, 224, 224)}.get(key)\n"
         "def create_model(name, pretrained, num_classes):\n"
         "    print('timm makes', name, pretrained, num_classes)\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))\n"
@@ -340,6 +341,18 @@ def test_timm_models_are_created_without_pretrained_weights(tmp_path: Path, caps
     said = capsys.readouterr().out
     assert "timm makes flat False 5" in said
     assert len(losses(said)) == 2
+
+
+@pytest.mark.parametrize(("image_size", "is_fixed", "given"), [(8, True, {"img_size": 8}), (224, True, {}), (8, False, {})])
+def test_timm_models_of_a_fixed_size_get_the_size_of_the_images(
+    monkeypatch: pytest.MonkeyPatch, image_size: int, is_fixed: bool, given: dict[str, int]
+) -> None:
+    about = {"fixed_input_size": is_fixed, "input_size": (3, 224, 224)}
+    timm = types.ModuleType("timm")
+    timm.get_pretrained_cfg_value = lambda name, key: about[key]  # type: ignore[attr-defined]
+    timm.create_model = lambda name, pretrained, num_classes, **more: more  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    assert load("vision").build_model("vit", 5, image_size, "timm") == given
 
 
 def test_recipe_programs_do_not_mention_autotune() -> None:

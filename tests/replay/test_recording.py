@@ -52,6 +52,15 @@ def test_each_round_measures_every_configuration_once_in_its_own_order(recording
     assert not bench.folder.best_file.exists(), "a recording has no winner"
 
 
+@pytest.mark.parametrize(("words", "is_small"), [((), False), (("precision.amp=off",), True)])
+def test_recording_that_is_too_small_to_be_replayed_says_so_at_its_start(tmp_path, words, is_small):
+    space = [word for word in SPACE if word.partition("=")[0] not in {each.partition("=")[0] for each in words}]
+    bench = Bench(tmp_path / "runs", None, *space, *words, *FIXED_WORDS, "record.repeats=1", is_recording=True)
+    bench.run()
+    said = " ".join(bench.listener.named("notice"))
+    assert ("A replay needs at least 4 configurations" in said) is is_small
+
+
 def test_recording_stops_at_its_time_limit_and_resumes_there(recording):
     bench = recording(None, "record.repeats=3", "record.minutes=1")
     summary = bench.run()

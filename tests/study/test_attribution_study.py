@@ -315,6 +315,7 @@ def test_best_of_a_lower_tier_is_measured_in_the_finals_if_time_allows(bench, tm
     speedup = read_claim(tmp_path / "exact.yaml").speedup
     assert speedup.num_rounds == exact["speedup"]["num_rounds"] >= 2
     assert speedup.freedom == pytest.approx(exact["speedup"]["freedom"], rel=1e-4), "else `verify` reads the interval as normal"
+    assert speedup.error == pytest.approx(exact["speedup"]["error"], rel=1e-4), "the interval may be one for two looks"
 
 
 @pytest.mark.thorough

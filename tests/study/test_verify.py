@@ -94,6 +94,15 @@ def test_interval_of_the_quotient_covers_the_true_value_in_about_95_percent():
     assert 460 <= hits <= 490
 
 
+def test_interval_of_a_claim_for_two_looks_is_not_read_as_one_of_95_percent():
+    """The interval of the quotient was too wide by up to a fifth, so too few broken claims were found."""
+    rates, others = [1.48, 1.50, 1.53, 1.49], [1.0, 1.01, 0.99, 1.0]
+    now = stats.paired_ratio([1.4, 1.41, 1.39, 1.4], others)
+    one, two = (stats.paired_ratio(rates, others, confidence) for confidence in stats.LOOK_CONFIDENCE.values())
+    assert two.ci[1] > one.ci[1]
+    assert stats.quotient(now, two).ci == pytest.approx(stats.quotient(now, one).ci)
+
+
 @pytest.mark.parametrize(
     ("now", "verdict", "reason"),
     [

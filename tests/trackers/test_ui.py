@@ -176,6 +176,25 @@ def test_no_server_starts_without_a_store_and_only_a_killed_sync_is_repeated(tmp
     assert capfd.readouterr().err.splitlines().count("why") == num
 
 
+@pytest.mark.parametrize(("code", "kind"), [(2, BadInput), (1, AutotuneError)])
+def test_exit_status_without_a_store_is_that_of_the_sync_that_failed(tmp_path, monkeypatch, code, kind):
+    """It was 1, a fault of autotune, for a runs folder that cannot be written."""
+    make_study(tmp_path)
+    monkeypatch.setattr(ui_module, "_sync", lambda *_: code)
+    with pytest.raises(AutotuneError) as raised:
+        ui_module._bring_up_to_date(tmp_path)
+    assert type(raised.value) is kind
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path, monkeypatch):
+    make_study(tmp_path)
+    monkeypatch.setattr(ui_module.os, "access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr(ui_module, "_sync", lambda *_: pytest.fail("MLflow was started"))
+    with pytest.raises(BadInput, match=r"--runs-dir: cannot be written, so .* got '.*'\. Make it writable") as raised:
+        ui_module._bring_up_to_date(tmp_path)
+    assert len(raised.value.problems) == 1
+
+
 @pytest.mark.thorough
 def test_ui_makes_an_empty_store_if_all_studies_are_tracked_elsewhere(tmp_path, capsys):
     study = make_study(tmp_path)
