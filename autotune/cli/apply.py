@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.memory import MALLOC
 from autotune.knobs.values import shown
-from autotune.launchers.entry_point import raise_open_files
+from autotune.launchers.entry_point import prepare
 from autotune.launchers.injection import ISOLATED, PYTHON, REPLACED, REPLACES, isolating, with_harness
 from autotune.launchers.real_run import announce, missing, spec_text, variables
 from autotune.masking import MASK, Secrets, is_secret
@@ -273,9 +272,7 @@ def _set_by_placeholders(template: CommandTemplate, knobs: Knobs) -> Knobs:
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process. From then on, exit status, signals, terminal and children are the program's own."""
-    raise_open_files()  # as in a trial: loader workers need many open files
-    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored_by_python, signal.SIG_DFL)  # otherwise the program would ignore them, too
+    prepare()  # as in a trial
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     try:

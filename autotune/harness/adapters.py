@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from .patches import patches
+from .patches import Wrap, patches
 
 # Batch samplers of these modules read `batch_size` each time they make a batch. For other samplers it is unknown whether
 # setting `batch_size` changes their batches, so the batches are inspected before the knob counts as applied.
@@ -56,9 +56,19 @@ def _keep_mlflow_in_scratch(at_start: Mapping[str, str], utils: Any) -> None:
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
+# Functions of the Hub that send or change something and return nothing.
+WITHOUT_RESULT = (
+    *("preupload_lfs_files", "batch_bucket_files", "create_branch", "create_tag"),
+    *("delete_branch", "delete_tag", "delete_repo", "super_squash_history"),
+)
+
+
 def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
     # Every upload to a repository ends in `create_commit`; `preupload_lfs_files` may send large files before it. The Trainer of
-    # transformers makes the repository (`create_repo`) before it trains (huggingface_hub 2.4).
+    # transformers makes the repository (`create_repo`) before it trains (huggingface_hub 2.4), and `push_to_hub` a branch.
+    def whole(api: Any, name: str, token: Any) -> str:
+        return name if "/" in name else f"{api.whoami(token)['name']}/{name}"
+
     def no_commit(create_commit: Any) -> Any:
         def not_uploaded(self: Any, repo_id: str, *_: Any, commit_message: str = "", **named: Any) -> Any:
             url, oid = f"{self.endpoint}/{repo_id}/commit", "0" * 40
@@ -70,8 +80,13 @@ def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
     def no_repo(create_repo: Any) -> Any:
         def not_created(self: Any, repo_id: str, *, token: Any = None, repo_type: Any = None, **_: Any) -> Any:
             kind = "" if repo_type in (None, "model") else f"{repo_type}s/"
-            whole = repo_id if "/" in repo_id else f"{self.whoami(token)['name']}/{repo_id}"
-            return hf_api.RepoUrl(f"{self.endpoint}/{kind}{whole}", endpoint=self.endpoint)
+            return hf_api.RepoUrl(f"{self.endpoint}/{kind}{whole(self, repo_id, token)}", endpoint=self.endpoint)
+
+        return not_created
+
+    def no_bucket(create_bucket: Any) -> Any:
+        def not_created(self: Any, bucket_id: str, *, token: Any = None, **_: Any) -> Any:
+            return hf_api.BucketUrl(f"{self.endpoint}/buckets/{whole(self, bucket_id, token)}", endpoint=self.endpoint)
 
         return not_created
 
@@ -81,15 +96,16 @@ def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
     def patched(bound: Any) -> Any:  # the module also offers the methods of its object `api` as functions
         return lambda *arguments, **named: getattr(hf_api.api, bound.__name__)(*arguments, **named)
 
-    sending = dict.fromkeys(("preupload_lfs_files", "batch_bucket_files"), nothing)
-    for name, replace in {"create_commit": no_commit, "create_repo": no_repo, **sending}.items():
+    silent = dict.fromkeys(WITHOUT_RESULT, nothing)
+    made = {"create_commit": no_commit, "create_repo": no_repo, "create_bucket": no_bucket}
+    for name, replace in {**made, **silent}.items():
         if hasattr(hf_api.HfApi, name):  # older versions have no buckets
             patches.install(hf_api.HfApi, name, replace)
             patches.install(hf_api, name, patched)
 
 
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
-# The function is called with the environment at the start of the process, once the module has been imported.
+# The function is called with protocol.RECORDS_VARIABLE's content, once the module has been imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Mapping[str, str], Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
@@ -99,19 +115,25 @@ KEEP_RECORDS_AWAY: Dict[str, Callable[[Mapping[str, str], Any], None]] = {
 TRACKERS = frozenset({"wandb", "mlflow", "comet_ml", "clearml", "neptune", "neptune_scale", "swanlab", "trackio"})
 
 
-def guard_saves(saving: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wraps functions of libraries that save a checkpoint by code that is not Python's (safetensors 0.8, written in Rust).
+def guard_files(saving: Wrap, loading: Wrap) -> None:
+    """Wraps functions of libraries that save and load checkpoints by code that is not Python's (safetensors 0.8, in Rust).
 
     Args:
         saving: wraps a function `save(object, path, ...)`.
+        loading: wraps a function `load(path, ...)`.
     """
 
-    def around(save_file: Any) -> Any:
+    def around_save(save_file: Any) -> Any:
         saved = saving(save_file)
         return lambda tensors, filename, *arguments, **named: saved(tensors, filename, *arguments, **named)
 
+    def around_load(load_file: Any) -> Any:
+        loaded = loading(load_file)
+        return lambda filename, *arguments, **named: loaded(filename, *arguments, **named)
+
     def act(module: Any) -> None:
-        patches.install(module, "save_file", around)
+        patches.install(module, "save_file", around_save)
+        patches.install(module, "load_file", around_load)
 
     patches.on_import("safetensors.torch", act)
 

@@ -100,9 +100,9 @@ def keep_records_away() -> None:
     """Prevents a trial from logging to the user's account and tracking server, even if the program's code selects them.
 
     The environment of a trial already prevents this (offline mode, a separate store). This function covers programs that
-    override their environment, or change it before they import a library.
+    override their environment, or change it before they import a library or start their ranks.
     """
-    at_start = dict(os.environ)
+    at_start = json.loads(os.environ.get(protocol.RECORDS_VARIABLE, "{}"))
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
         patches.on_import(name, functools.partial(_guarded, keep_away, at_start))
 

@@ -9,9 +9,9 @@ everything else as before, but they do not change
 - other checkpoints that were last changed before the trial began, unless a trial has made them.
 
 To the program, the calls seem to succeed. Data that the program saves to such a file are written to the trial's folder instead,
-where `torch.load` finds them.
+where `torch.load` and `shutil.copyfile` find them.
 
-A replacement of `torch.load` records from which checkpoints the program continues its training.
+The replacement of `torch.load` also records from which checkpoints the program continues its training.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def keep(folder: str) -> None:
     _put("rmdir", kept.removing_folders)
     _put("mkdir", kept.making_folders)
     patches.on_import("shutil", kept.guard_copies)
-    adapters.guard_saves(kept.saving)
+    adapters.guard_files(kept.saving, kept.loading)
 
 
 def torch_is_there() -> None:
@@ -70,7 +70,12 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
         functools.update_wrapper(new, old, assigned=("__name__", "__qualname__", "__doc__"))
         return new
 
+    # Before Python 3.11, a class of pathlib holds the functions of `os`. A warm start imports pathlib before this.
+    accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
+    is_held = accessor is not None and vars(accessor).get(name) is getattr(os, name)
     patches.install(os, name, function)
+    if is_held:
+        patches.install(accessor, name, lambda _: getattr(os, name))
 
 
 class Function:
@@ -98,7 +103,7 @@ class Kept:
         self._file, self._own, self._spared, self._made, self._loaded = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> the file's name
-        self._removed: Set[str] = set()  # folders that the program believes it has removed
+        self._removed: Set[str] = set()  # folders that the program believes it has removed or renamed
         self._left: Set[str] = set()  # files not in `_paths` that the program believes it has removed
         self._with_checkpoints: Dict[str, bool] = {}  # folder -> whether it held a user's checkpoint before its removal
         self._unlinked: Set[str] = set()  # names of kept files, and links to them, that the program believes it has removed
@@ -205,6 +210,7 @@ class Kept:
             if inside:
                 is_empty = os.path.isdir(target) and not os.listdir(target)  # an empty folder may be replaced
                 shutil.copytree(origin, target, symlinks=True, dirs_exist_ok=is_empty)
+                self._removed.update(folder for folder, _, _ in os.walk(os.path.realpath(origin)))
                 return
             move = shutil.move if source is None else shutil.copy2
             move(origin, target if taken is None else self._place_for(taken))
@@ -279,7 +285,7 @@ class Kept:
         return removed
 
     def making_folders(self, make: Call) -> Call:
-        """Returns an `os.mkdir` that records new folders, and accepts a folder that only seems to be removed."""
+        """Returns an `os.mkdir` that records new folders, and accepts a folder that only seems to be removed or renamed."""
 
         def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
             folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""

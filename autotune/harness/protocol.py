@@ -32,10 +32,15 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from .cores import read
+
 SCHEMA = 1
 # Path of spec.json; the harness starts only if this variable is set. In mode "apply" it contains the spec itself as JSON: no
 # folder is needed, no file is left behind, and every rank on every node that inherits the environment can read it.
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
+# JSON: the variables that keep a trial's records out of the user's accounts and servers, as they are when the trial begins. The
+# program may change the variables themselves before it starts its ranks.
+RECORDS_VARIABLE = "AUTOTUNE_RECORDS"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
 # Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns large blocks (above a
@@ -52,6 +57,7 @@ STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 SCRATCH = "scratch"
 # In the folder SCRATCH: the request for stacks of processes that the tuner cannot signal (stack_requests.py), and the answers
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SAME_CLOCK_S = 1.0  # two monotonic clocks that seem to differ by less than this count as the same clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
 # is a real-time signal, because programs do not use real-time signals.
@@ -176,8 +182,9 @@ class Spec:
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
         skipped: stages of the loader, and functions of the program, that are skipped to measure what they cost; see
             explain/skipping.py.
-        host, epoch_s: name of the machine that launches the trial, and when its monotonic clock was 0, in seconds since the
-            epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. "" and None in a real run.
+        host, boot_id, epoch_s: name of the machine that launches the trial, the kernel's id of its last start, and when its
+            monotonic clock was 0, in seconds since the epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. ""
+            and None in a real run.
     """
 
     trial: int
@@ -206,6 +213,7 @@ class Spec:
     explain: str = ""
     skipped: List[str] = dataclasses.field(default_factory=list)
     host: str = ""
+    boot_id: str = ""
     epoch_s: Optional[float] = None
     schema: int = SCHEMA
 
@@ -364,9 +372,9 @@ class Progress:
 def clock_offset_s(spec: Spec) -> float:
     """Returns what to add to this process's monotonic clock to get that of the machine that launched the trial.
 
-    0.0 on that machine. Between machines, it is as exact as their system clocks.
+    0.0 on that machine, even if its system clock was set meanwhile. Between machines, it is as exact as their system clocks.
     """
-    if spec.epoch_s is None:
+    if spec.epoch_s is None or (spec.boot_id and spec.boot_id == read(BOOT_ID)):
         return 0.0
     offset_s = time.time() - time.monotonic() - spec.epoch_s
     return offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0

@@ -29,20 +29,23 @@ def end_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
-def raise_open_files() -> None:
-    """Raises the soft limit on open files: workers pass tensors as file descriptors, and the usual 1024 run out."""
+def prepare() -> None:
+    """Raises the soft limit on open files, and resets signals that Python ignores, because programs would inherit that.
+
+    Workers pass tensors as file descriptors, and the usual 1024 run out. Shells rely on SIGPIPE.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
 
 
 def main(parent: int, argv: list[str]) -> None:
     """Replaces this process with `argv`; if that fails, prints why to standard error and exits with status 127."""
     end_with_parent(parent)
-    raise_open_files()
-    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored_by_python, signal.SIG_DFL)  # ignored signals are inherited, and shells rely on SIGPIPE
+    prepare()
     try:
         os.execvp(argv[0], argv)
     except (OSError, ValueError) as error:

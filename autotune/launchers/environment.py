@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def trial_environment(launch: Launch) -> dict[str, str]:
     `launch.env` may override the redirection (W&B may be wanted); nothing overrides the protocol's variables.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
-    environment = {**inherited, **_quiet(launch.folder.resolve()), **launch.env}
+    quiet = _quiet(launch.folder.resolve())
+    environment = {**inherited, **quiet, **launch.env}
+    environment[protocol.RECORDS_VARIABLE] = json.dumps({name: environment[name] for name in quiet})
     environment["PYTHONPATH"] = first_on(environment.get("PYTHONPATH", ""))
     environment[protocol.SPEC_VARIABLE] = str(launch.folder.resolve() / protocol.SPEC_FILE)
     environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), launch.spec.trial, launch.slot)
@@ -82,7 +85,7 @@ def server_environment(launch: Launch) -> dict[str, str]:
     One of these variables names the spec. Without a spec, the harness stays inactive.
     """
     environment = trial_environment(launch)
-    for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
+    for name in (*_quiet(launch.folder.resolve()), protocol.RECORDS_VARIABLE, protocol.SPEC_VARIABLE):
         if name not in launch.env:
             environment.pop(name, None)
     if launch.spec.knobs.get("memory.malloc") == GLIBC_KEEP:  # the harness applies this knob in the forked trial instead

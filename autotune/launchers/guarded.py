@@ -108,7 +108,7 @@ class Guarded:
         target: Path | None = None
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            target = _unused(self._folder / self.path.name)
+            target = _new_file(self._folder / self.path.name)
             copy(self._lease, target)
             self.aside = target
         except OSError as error:
@@ -212,6 +212,11 @@ class Guarded:
             temporary.unlink(missing_ok=True)
             os.close(lock)
 
+    def end_aside(self) -> None:
+        """Copies the original aside and ends the guard; may be called in another thread."""
+        self.copy_aside()
+        self.end()
+
     def end(self) -> None:
         """Ends the guard; `follow` starts it again."""
         self._continue_stopped()
@@ -279,10 +284,16 @@ def _remove_unlocked(path: str) -> None:
             os.close(file)
 
 
-def _unused(path: Path) -> Path:
-    """Returns the path, or one with a number in front of the name if the path is taken."""
-    numbered = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
-    return next(one for one in itertools.chain([path], numbered) if not os.path.lexists(one))
+def _new_file(path: Path) -> Path:
+    """Makes an empty file at the path, or with a number in front of the name if the path is taken; returns its path."""
+    number, new = 1, path
+    while True:
+        try:
+            new.touch(0o600, exist_ok=False)  # another thread may make a copy with the same name
+            return new
+        except FileExistsError:
+            number += 1
+            new = path.with_name(f"{number}-{path.name}")
 
 
 def _send(pids: set[int], number: signal.Signals) -> None:

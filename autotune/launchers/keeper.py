@@ -37,6 +37,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from autotune.launchers.writers import (
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
 # Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
+LOG_FOLDERS = ("log", "logs", "metrics", "results")  # names of folders in which plain text counts as logs
 STDIN = 0
 READ_BYTES = 1 << 16
 # Seconds until the next try to lease a file that another program is writing: SOON_S during the first SOON_FOR_S, then AGAIN_S.
@@ -77,9 +79,13 @@ ANY_TRIAL = Processes("")  # the trials of all studies: none of them may overwri
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0
 
 
-def is_log(name: str) -> bool:
-    """Whether a file's name is typical of text files in which programs keep metrics."""
-    return name.endswith(LOGS) or (name.endswith(MAY_BE_LOGS) and bool(LOG_NAMES.search(name)))
+def is_log(path: str) -> bool:
+    """Whether a file's path is typical of text files in which programs keep metrics."""
+    if not path.endswith(MAY_BE_LOGS):
+        return path.endswith(LOGS)
+    folder, name = os.path.split(path)
+    is_beside_logs = name.endswith(".txt") and os.path.basename(folder).lower() in LOG_FOLDERS
+    return is_beside_logs or bool(LOG_NAMES.search(name))
 
 
 class Trial:
@@ -97,6 +103,8 @@ class Trial:
         self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version when the trial began
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced or removed
         self._appeared: set[Path] = set()  # checkpoints that are guarded because they appeared during the trial
+        # Copies originals, one after another: meanwhile, other files must stay guarded, and no process may wait.
+        self._copying = ThreadPoolExecutor(1)
         self._list(protocol.OWN_FILE, self._own)
         remove_left(map(Path, message["files"]))
         for path in message["files"]:
@@ -149,6 +157,7 @@ class Trial:
         self._wrote |= self._listed_by_harness(protocol.MADE_FILE)
         for path in [path for path in self._guarded if self._is_removed(path) and not os.path.lexists(path)]:
             self._lose(path)  # if no folder could be watched, nothing has reported it yet
+        self._copying.shutdown()  # waits for the copies
         for guarded in self._guarded.values():
             guarded.end()
         self._folders.close()
@@ -177,16 +186,16 @@ class Trial:
     def _guard(self, path: Path) -> None:
         if path in self._wrote:
             return
-        if is_log(path.name):
+        if is_log(str(path)):
             self._guard_log(path)
-        elif sum(not is_log(other.name) for other in self._guarded) >= MAX_GUARDED:
+        elif sum(not is_log(str(other)) for other in self._guarded) >= MAX_GUARDED:
             self._refused.add(path)
         else:
             self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
 
     def _guard_log(self, path: Path) -> None:
         """Guards a log, unless another program has it open for writing, which may last as long as the study."""
-        if sum(is_log(other.name) for other in self._guarded) >= MAX_LOGS:
+        if sum(is_log(str(other)) for other in self._guarded) >= MAX_LOGS:
             return
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
@@ -251,8 +260,7 @@ class Trial:
     def _lose(self, path: Path) -> None:
         """Keeps the original of a file aside that the trial has replaced or removed, and guards it no longer."""
         guarded = self._guarded.pop(path)
-        guarded.copy_aside()
-        guarded.end()
+        self._copying.submit(guarded.end_aside)
         self._ended.append(guarded)
         self._there -= {path}  # a file that is made there now is new
 

@@ -19,6 +19,7 @@ import psutil
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness import protocol
+from autotune.harness.cores import read
 from autotune.launchers import hangs, process_tree, shared_memory
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.launchers.environment import SERVER, is_mark_of, mark_of, study_of, trial_environment
@@ -411,7 +412,8 @@ def _prepare(launch: Launch) -> None:
         (launch.folder / name).touch(mode=0o600)
     shutil.rmtree(launch.folder / protocol.SCRATCH, ignore_errors=True)
     (launch.folder / protocol.SCRATCH).mkdir(mode=0o700)
-    here = dataclasses.replace(launch.spec, host=platform.node(), epoch_s=time.time() - time.monotonic())
+    clock: dict[str, Any] = {"boot_id": read(protocol.BOOT_ID), "epoch_s": time.time() - time.monotonic()}
+    here = dataclasses.replace(launch.spec, host=platform.node(), **clock)
     protocol.write_json(str(launch.folder / protocol.SPEC_FILE), here)
 
 

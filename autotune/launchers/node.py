@@ -40,6 +40,7 @@ import autotune
 from autotune.clock import Clock
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness.cores import read
+from autotune.harness.protocol import BOOT_ID
 from autotune.knobs import malloc
 from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE, mark_of, study_of
@@ -207,7 +208,7 @@ def hello() -> Message:
         "autotune": autotune.__version__,
         "package": str(PACKAGE),
         "host": platform.node(),
-        "boot_id": read("/proc/sys/kernel/random/boot_id"),
+        "boot_id": read(BOOT_ID),
         "cores": sorted(os.sched_getaffinity(0)),
         "job": next((os.environ[name] for name in JOB_VARIABLES if name in os.environ), ""),
     }

@@ -22,6 +22,7 @@ from typing import Any
 
 from autotune.documents import write_text
 from autotune.harness.cores import read
+from autotune.harness.protocol import BOOT_ID
 from autotune.launchers import process_tree
 from autotune.launchers.leases import Lease
 
@@ -29,7 +30,6 @@ FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 # "torch_<pid>_<random>_<counter>" by torch (c10::NewProcessWideShmHandle), "pym-<pid>-..." by multiprocessing (heap.Arena).
 NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
 LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SLACK_S = 1.0  # tolerance: times of processes and files are rounded, so a segment may seem older than its process
 FIRST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}  # inodes of the namespaces outside of all containers (Linux, proc_ns.h)
 INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # a process's ids in the namespaces inside ours, from its status

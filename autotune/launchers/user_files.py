@@ -248,8 +248,8 @@ class Folders:
 
     def logs(self) -> list[Path]:
         """Returns the text files to guard that are named like logs of metrics, newest first."""
-        named = [path for path in self._files if is_log(path.name)]
-        by_folder = [[folder / name for name in names if is_log(name)] for folder, names in self._names.items()]
+        named = [path for path in self._files if is_log(str(path))]
+        by_folder = [[folder / name for name in names if is_log(f"{folder}/{name}")] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
         return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # without the trials' own logs
 

@@ -49,8 +49,8 @@ SITES = {
     """,
     "the study or the program goes on without it; the callers handle the error": """
         cli.sync.TrackingProcess._start harness.explain.kineto.quiet harness.worker._map harness.worker.create
-        launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.logs._copy_end
-        monitors.logs._take_out_middle monitors.sealing._overwrite
+        launchers.guarded.Guarded._put_copy_in_place launchers.guarded._new_file launchers.guarded.copy
+        monitors.logs._copy_end monitors.logs._take_out_middle monitors.sealing._overwrite
         report.writing.write_report trackers.mlflow.MlflowTracker._connect trackers.probe._file_problem trackers.store._lock
         trackers.store.ensure_store
     """,

@@ -28,7 +28,7 @@ def test_unset_python_path_does_not_add_the_current_directory(folder, monkeypatc
 def test_variables_of_the_user_override_ours_except_those_of_the_protocol(folder):
     env = {"WANDB_MODE": "online", "AUTOTUNE_SPEC": "elsewhere", "AUTOTUNE_MARK": "mine"}
     environment = trial_environment(a_launch(folder, [], env=env))
-    assert environment["WANDB_MODE"] == "online"
+    assert environment["WANDB_MODE"] == json.loads(environment["AUTOTUNE_RECORDS"])["WANDB_MODE"] == "online"
     assert Path(environment["AUTOTUNE_SPEC"]) == folder / "spec.json"
     assert environment["AUTOTUNE_MARK"] == f"{folder.parent.parent}:7"
 

@@ -6,14 +6,17 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autotune.harness import protocol
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.base import Launcher
-from autotune.launchers.local import LocalLauncher
+from autotune.launchers.local import LocalLauncher, _prepare
 from tests.support.launcher_contract import (
     SHORT,
     SharedLauncherContract,
@@ -140,3 +143,10 @@ def test_files_of_an_earlier_pass_of_explain_are_removed(launcher, folder):
         (folder / name).write_text('{"step": 3}')
     wait(launcher.start(a_launch(folder, program("result()"))))
     assert not [name for name in names if (folder / name).exists()]
+
+
+def test_setting_the_system_clock_does_not_shift_the_times_of_a_trial(folder, monkeypatch):
+    _prepare(a_launch(folder, []))
+    spec = protocol.read_spec(str(folder / protocol.SPEC_FILE))
+    monkeypatch.setattr(protocol, "time", SimpleNamespace(time=lambda: time.time() - 3600, monotonic=time.monotonic))
+    assert protocol.clock_offset_s(spec) == 0.0

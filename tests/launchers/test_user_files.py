@@ -191,6 +191,23 @@ def test_copy_of_a_checkpoint_that_was_saved_over_another_has_the_new_content(fi
     assert (last.read_bytes(), best.read_bytes()) == (PRECIOUS, PRECIOUS)
 
 
+def test_safetensors_file_that_was_saved_over_a_checkpoint_is_loaded_again(files, cwd):
+    (path := cwd / "model.safetensors").write_bytes(PRECIOUS)
+    code = SAVE_FILE + "; from safetensors.torch import load_file; assert load_file(sys.argv[1])['a'] == 0"
+    assert trial(files, cwd, code, path).kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
+
+
+def test_pathlib_imported_before_the_harness_does_not_remove_a_checkpoint(files, cwd):
+    """Before Python 3.11, pathlib holds the functions of `os`. Later versions of Python are made to do the same here."""
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    code = "import os, pathlib\nclass Accessor: unlink, rename = os.unlink, os.rename\npathlib._NormalAccessor = Accessor\n"
+    code += HARNESS + "pathlib._NormalAccessor().unlink(sys.argv[1])\n"
+    code += "open('new', 'wb').write(b'worthless'); pathlib._NormalAccessor().rename('new', sys.argv[1])"
+    assert trial(files, cwd, code, path).kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
+
+
 def test_checkpoints_of_trials_may_be_overwritten_wherever_they_are(files, cwd):
     path, save = cwd.parent / "elsewhere" / "own.pt", TORCH + "torch.save(int(sys.argv[2]), sys.argv[1])"
     path.parent.mkdir()
@@ -445,6 +462,7 @@ def test_symlink_to_a_checkpoint_stays_a_symlink(files, cwd):
         "import shutil; shutil.rmtree('out'); os.makedirs('out'); os.listdir('out')",
         "os.rename('out', 'out.bak'); assert os.path.exists('out.bak/best.pt')",
         "os.mkdir('empty'); os.rename('out', 'empty'); assert os.path.exists('empty/best.pt')",
+        "os.mkdir('out/run'); os.rename('out', 'out.bak'); os.makedirs('out/run'); os.mkdir('out'); os.listdir('out.bak/run')",
     ],
 )
 def test_folder_with_a_checkpoint_is_not_removed_or_renamed(files, cwd, code):
@@ -588,6 +606,35 @@ def test_original_of_a_file_removed_without_python_is_kept_aside(files, cwd, the
     report = trial(files, cwd, f"import os; os.system('rm -r out')\n{then}", "x")
     assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
     assert report.kept == []
+
+
+def test_other_files_stay_guarded_while_a_removed_file_is_copied(cwd, monkeypatch):
+    is_copying, may_end, copy = threading.Event(), threading.Event(), guarded.copy
+
+    def copy_slowly(lease, target):
+        if target.name == "removed.pt":
+            assert threading.current_thread() is not threading.main_thread()
+            is_copying.set()
+            assert may_end.wait(PATIENCE_S)
+        copy(lease, target)
+
+    monkeypatch.setattr(guarded, "copy", copy_slowly)
+    removed, path = cwd / "removed.pt", cwd / "best.pt"
+    for each in (removed, path):
+        each.write_bytes(PRECIOUS)
+    message = {"files": [str(removed), str(path)], "folders": [str(cwd)], "own": [], "place": str(place_of(cwd))}
+    guarding = Trial(message, Processes("no study"))
+    removed.unlink()
+    guarding.look()
+    assert is_copying.wait(PATIENCE_S)
+    program = start(cwd, WRITE, path)
+    while program.poll() is None:
+        guarding.look()
+    assert path.read_bytes() == PRECIOUS
+    may_end.set()
+    report = guarding.end()
+    assert report["kept"] == [str(path)]
+    assert Path(report["aside"][str(removed)]).read_bytes() == PRECIOUS
 
 
 def test_checkpoint_that_another_program_removes_and_makes_again_stays_guarded(files, cwd):
@@ -822,7 +869,7 @@ def test_save_of_another_program_does_not_wait_for_a_copy(files, cwd):
 
 
 @pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, MOVE, REMOVE])
-@pytest.mark.parametrize("file", ["out/log.csv", "out/run/metrics.jsonl", "history.json", "train.log"])
+@pytest.mark.parametrize("file", ["out/log.csv", "out/run/metrics.jsonl", "history.json", "train.log", "results/run-1.txt"])
 def test_log_of_the_user_is_unchanged_after_a_trial(files, cwd, code, file):
     path = cwd / file
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,11 @@ print(
     flush=True,
 )
 print("made:", huggingface_hub.create_repo("me/net", exist_ok=True), HfApi().create_repo("me/set", repo_type="dataset").repo_id)
+huggingface_hub.create_branch("me/net", branch="step-1", exist_ok=True)
+HfApi().create_tag("me/net", tag="v1")
+HfApi().delete_tag("me/net", tag="v1")
 if hasattr(huggingface_hub, "batch_bucket_files"):
+    print("bucket:", huggingface_hub.create_bucket("me/logs", exist_ok=True).bucket_id)
     huggingface_hub.batch_bucket_files("me/logs", add=[(b"weights", "model.bin")])
 import torch  # noqa: E402
 
