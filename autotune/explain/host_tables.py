@@ -167,7 +167,10 @@ def _compile_rows(document: Lines) -> Iterable[Row]:
 
 
 def _stage_rows(document: Lines) -> Iterable[Row]:
-    """Yields the stages, then for each kind of process (main, worker) a stage "all" with the sums over its stages."""
+    """Yields the stages, then for each kind of process (main, worker) a stage "all" with the sums over its stages.
+
+    If there are workers, the training process only receives batches: more workers would not do that work.
+    """
     demand, by_where = demand_per_s(document), dict[str, list[Stage]]()
     for stage in document.stages:
         by_where.setdefault(stage.where, []).append(stage)
@@ -179,10 +182,12 @@ def _stage_rows(document: Lines) -> Iterable[Row]:
             num_workers=document.num_workers,
         )  # fmt: skip
     for where, inside in by_where.items():
+        by_workers = where == WORKER or not document.num_workers
         yield {
             "stage": "all", "where": where, "seconds": totals[where], "cpu_s": sum_known(each.cpu_s for each in inside),
             "blocked_s": sum_known(each.blocked_s for each in inside), "share_frac": 1.0,
-            "count": max(each.count for each in inside), "workers_needed": workers_needed(demand, totals[where]),
+            "count": max(each.count for each in inside),
+            "workers_needed": workers_needed(demand, totals[where]) if by_workers else None,
             "num_workers": document.num_workers, "file": "", "line": 0, "function": "",
         }  # fmt: skip
 

@@ -20,7 +20,7 @@ class Window:
     Attributes:
         meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
-        plain_s: in mode "explain", seconds of every step that contains no evaluation.
+        plain_s: in mode "explain", seconds of every quiet step (see `clock.Finished`) that contains no evaluation.
         wait_s, busy_s, step_s: sums of these fields of `clock.Finished` over the window's steps.
         is_full: whether the measurement is complete, so that the program may end.
         is_cut_off: whether the window was ended for lack of time.
@@ -92,7 +92,7 @@ class Window:
         new, steps = steps, self._without_last_held(steps)
         if context.explained is not None:
             steps = [step for step in steps if not step.is_foreign]
-            self.plain_s += [step.step_s for step in steps]
+            self.plain_s += [step.step_s for step in steps if step.is_quiet]
             self._warm_up(meter, steps)
             return
         # Foreign steps (`Finished.is_foreign`) are not training time. But if no loader feeds the steps, what looks like an

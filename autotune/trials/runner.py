@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import BadInput
-from autotune.failures import classify, not_finite, root
+from autotune.failures import LONGER, classify, not_finite, root
+from autotune.harness.explain.documents import document_file
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules, RankResult, Spec
 from autotune.launchers.base import Ended, Launch
 from autotune.monitors.disturbances import THERMAL, own_share
@@ -37,6 +38,7 @@ QUIET_LEFT_FRAC = 0.25
 # baseline took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
+TOO_SHORT = "the program ended before the pass had observed enough steps"
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
 
 
@@ -187,6 +189,8 @@ class TrialRunner:
         facts = ended.facts(spec, device_used_frac=place.watch.used_frac())
         facts.excused = self.excused if request.changed and not request.skipped else EXCUSABLE
         outcome, reason = classify(facts)
+        if outcome is Outcome.ok and self._has_seen_nothing(request, spec, ended):
+            outcome, reason = Outcome.error, f"{TOO_SHORT}. {LONGER}"
         record = TrialRecord(
             **request.shared(),
             outcome=outcome,
@@ -203,6 +207,11 @@ class TrialRunner:
         if request.kind is Kind.explain or not outcome.has_value or record.value is None:
             record.value, record.ci, record.why_no_ci = None, None, ""
         return record
+
+    def _has_seen_nothing(self, request: Request, spec: Spec, ended: Ended) -> bool:
+        """Whether a pass of explain wrote nothing, because the program ended by itself before or soon after the pass began."""
+        document = self.folder.trial_path(request.number) / document_file(spec.explain, 0)
+        return request.kind is Kind.explain and ended.results[0].status == "ended" and not document.exists()
 
     def keep_logs(self, first: TrialRecord) -> None:
         """Renames the logs of the first attempt, which the second attempt would overwrite."""

@@ -23,3 +23,8 @@ def test_few_pairs_give_no_interval_and_many_do():
     assert few.words() == "2.5 us (too few for an interval, n = 2)"
     many = overhead.StepCost(with_us=[float(n) for n in range(20)], without_us=[1.0] * 20)
     assert many.words() == "8.5 us (4.0 to 13.0, n = 20)"
+
+
+def test_own_time_is_in_microseconds_however_long_a_step_takes():
+    cost = overhead.StepCost(with_us=[2000.0, 2100.0, 1900.0], own_frac=[0.009, 0.008, 0.02])
+    assert cost.own_us == pytest.approx(18.0)  # less than 1 % of the step, but more than 10 us

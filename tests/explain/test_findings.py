@@ -670,6 +670,18 @@ def test_recompilation_within_the_observed_steps_is_found():
     assert finding.evidence == "4 recompilations so far; compiling takes 20.0 ms per step in 50 observed steps: size mismatch"
 
 
+def test_recompilations_before_the_observed_steps_count_only_at_the_limit_of_torch():
+    """Most programs recompile once, at the smaller last batch of the first epoch."""
+    again = [{"file": "model.py", "line": 5, "function": "forward", "reason": "size mismatch", "seconds": 9.0, "count": 1}]
+    phases = made.phases(forward=0.05, backward=0.05)  # forward takes longer than half of backward, as in many programs
+
+    def of(compiled):
+        return causes(made.evidence(made.lines(FORWARD_LINE, compiled=compiled, phases_s=phases)))
+
+    assert of(Compiled(recompilations=again)) == []
+    assert of(Compiled(recompilations=again, is_limit_hit=True)) == ["recompilation"]
+
+
 def test_graph_breaks_cost_at_least_the_lines_that_break():
     entry = {"file": "/home/me/model.py", "line": 9, "reason": "Unsupported: print\n  Hint: none", "count": 1}
     other = {**entry, "line": 20, "count": 3}

@@ -13,7 +13,7 @@ from autotune.errors import Unreadable
 from autotune.explain.passes import read_document, read_passes
 from autotune.explain.table import Table
 from autotune.explain.tables import TRACE_TABLES, explained, read_tables, write_tables
-from autotune.harness.explain.documents import THREAD, Compiled, Line, Lines, document_file, trace_file
+from autotune.harness.explain.documents import THREAD, Compiled, Line, Lines, Stage, document_file, trace_file
 from autotune.masking import Secrets
 from tests.explain.kineto import ALL_REDUCE, GEMM, Kineto
 from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
@@ -64,6 +64,16 @@ def test_number_of_workers_needed_follows_from_demand_and_service_time(tmp_path:
     assert (rows["decode"]["workers_needed"], rows["decode"]["share_frac"]) == (1, pytest.approx(0.8))
     assert (rows["decode"]["file"], rows["decode"]["line"]) == ("/p/data.py", 7)
     assert (rows["all"]["cpu_s"], rows["all"]["blocked_s"]) == (None, pytest.approx(0.001))
+
+
+@pytest.mark.parametrize(("num_workers", "needed"), [(0, 1), (1, None)])
+def test_workers_are_needed_for_work_of_the_training_process_only_without_workers(
+    tmp_path: Path, num_workers: int, needed: int | None
+) -> None:
+    """If there are workers, the training process receives and pins batches, which more workers would not do."""
+    received = Stage("hand-over", "main", 0.001, 0.001, None, 10)
+    found = explained([write(tmp_path, lines(stages=[received], num_workers=num_workers))]).tables
+    assert [row["workers_needed"] for row in found.rows("stages") if row["stage"] == "all"] == [needed]
 
 
 def test_demand_counts_all_batches_of_a_step_that_accumulates_gradients(tmp_path: Path) -> None:

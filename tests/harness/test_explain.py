@@ -6,6 +6,7 @@ import errno
 import functools
 import gc
 import gzip
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -14,6 +15,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +232,16 @@ def test_trace_that_cannot_be_written_is_reported_in_a_note(trial: Trial) -> Non
     assert found["file"] == ""
     assert "could not be written" in found["notes"][0]
     assert run.result().status == "measured"
+
+
+def test_trace_of_a_process_killed_meanwhile_is_left_only_in_the_scratch_folder(trial: Trial, tmp_path: Path) -> None:
+    """It is not masked, and only that folder is removed in any case. Torch's own compression begins in TMPDIR."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    run = explain(trial, TRACE, "killed", env={"TMPDIR": str(temporary)}, is_fresh=True)
+    assert run.returncode == -signal.SIGKILL
+    assert not list(temporary.rglob("*"))
+    assert [path.parent for path in run.folder.rglob("*trace*")] == [run.folder / SCRATCH]
 
 
 @pytest.mark.parametrize(("step_s", "events", "steps"), [(1.0, 10, MIN_STEPS), (1e-4, 10, MAX_STEPS), (0.1, MAX_EVENTS, 1)])
@@ -458,6 +470,24 @@ def test_source_files_are_classified_as_program_library_or_harness() -> None:
     assert sources.kind_of_file(kineto.__file__) == HARNESS
     assert sources.kind_of_file("<frozen importlib>") == LIBRARY
     assert sources.kind_of_file("/tmp/torchinductor_me/ab/cab.py") == LIBRARY
+
+
+@pytest.mark.parametrize("imported", ["from tool.cli import main", "import re\nimport sys\nfrom tool.cli import App"])
+def test_package_of_an_entry_point_is_the_programs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: str
+) -> None:
+    libraries, script = tmp_path / "site-packages", tmp_path / "bin" / "tool"
+    for folder in (libraries / "tool", script.parent):
+        folder.mkdir(parents=True)
+    (libraries / "tool" / "__init__.py").touch()
+    script.write_text(f"#!/usr/bin/python\n{imported}\n")
+    monkeypatch.syspath_prepend(str(libraries))
+    monkeypatch.setitem(sys.modules, "tool", importlib.import_module("tool"))
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(script.parent))
+    sources = Sources()
+    assert sources.kind_of_file(str(libraries / "tool" / "train.py")) == OWN
+    assert sources.kind_of_file(str(libraries / "other" / "train.py")) == LIBRARY
 
 
 def test_profiler_runs_if_the_program_has_closed_its_stderr(monkeypatch: pytest.MonkeyPatch) -> None:

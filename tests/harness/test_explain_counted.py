@@ -128,6 +128,22 @@ def test_compiling_for_an_evaluation_does_not_count(observed: Observed, monkeypa
     assert {row["function"] for row in found.recompilations} == {"before", "train"}
 
 
+@pytest.mark.parametrize("reason", ["cache_size_limit reached", "recompile_limit reached", "Dynamo recompile limit exceeded"])
+def test_a_reached_recompile_limit_is_reported_in_the_words_of_each_torch(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(compiling, "_metrics", lambda: [metric(1.0, "a")])
+    monkeypatch.setitem(counters, "unimplemented", collections.Counter())
+    found = Compilations().result(Sources())
+    monkeypatch.setitem(counters, "unimplemented", collections.Counter([reason]))
+    now = Compilations().result(Sources())
+    assert found is not None
+    assert now is not None
+    assert (found.is_limit_hit, now.is_limit_hit) == (False, True)
+
+
 def test_compile_seconds_are_right_although_torch_forgets_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = collections.deque([metric(5.0, "a"), metric(5.0, "b")], maxlen=2)
     monkeypatch.setattr(compiling, "_metrics", lambda: list(metrics))
@@ -164,14 +180,14 @@ def test_device_time_counts_again_from_the_end_of_an_evaluation(observed: Observ
     assert input_s == pytest.approx(0.01)
 
 
-def test_mean_step_before_a_pass_excludes_evaluations() -> None:
-    def step(step_s: float, *, is_foreign: bool = False) -> Finished:
-        return Finished(1.0, step_s, step_s, 8.0, 0.0, is_foreign, True)
+def test_mean_step_before_a_pass_excludes_evaluations_and_compilations() -> None:
+    def step(step_s: float, *, is_foreign: bool = False, is_quiet: bool = True) -> Finished:
+        return Finished(1.0, step_s, step_s, 8.0, 0.0, is_foreign, is_quiet)
 
     facts = {"explained": object(), "last_step": SimpleNamespace(is_announced=False)}
     window = Window(context(device="cpu", loaders=SimpleNamespace(unit_source="loader"), spec={"mode": "explain"}, **facts))
     window.meter = SimpleNamespace(phase="steady")  # type: ignore[assignment]
-    window.feed([step(0.1), step(5.0, is_foreign=True), step(0.3)])
+    window.feed([step(30.0, is_quiet=False), step(0.1), step(5.0, is_foreign=True), step(0.3)])
     assert mean_step_s(window.plain_s) == pytest.approx(0.2)
     assert mean_step_s([]) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from autotune.harness.explain import peaks as peaks_of_device
 from autotune.harness.explain.documents import BYTES, CASTS, NARROW, TIMED_FRAC, WIDE
 from autotune.harness.explain.flops import StepFlops
 from autotune.harness.explain.peaks import least_s, peaks
-from autotune.harness.explain.products import ATTENTION, _dtype
+from autotune.harness.explain.products import ATTENTION, Products, _dtype
 
 WITHIN = 0.02
 
@@ -135,6 +136,16 @@ def test_products_under_the_programs_own_autocast_are_timed_in_its_type() -> Non
     assert found[TIMED_FRAC] == pytest.approx(1.0)
     in_16_bits = {name for (name, _), seen in products._seen.items() if _dtype(seen[1]) == NARROW}
     assert in_16_bits >= {"addmm", *ATTENTION}
+
+
+def test_16_bit_type_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {None: (8, 0), 1: (7, 5)}  # the current GPU is another one
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: capabilities[index])
+    seen: list[Any] = []
+    monkeypatch.setattr(Products, "_timed", lambda _, *given: seen.extend(given))
+    Products().timed("cuda", 1)
+    Products().timed("cuda")
+    assert seen == ["float32", "float16", "cuda", 1, "float32", "bfloat16", "cuda", None]
 
 
 def test_peaks_of_this_device_are_plausible() -> None:

@@ -30,7 +30,7 @@ from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 from tests.study.conftest import Bench, tiny_space
-from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from tests.support.fake_launcher import OUT_OF_MEMORY, FakeRunning, Failure, Surface
 from tests.support.records import a_trial
 from tests.support.rows import more
 
@@ -283,6 +283,25 @@ def test_a_pass_that_ran_is_not_run_again(bench, tiny):
     explain(made_bench, trial=0, passes=("lines",))
     explain(made_bench, trial=0, passes=("lines", "memory"))
     assert passes(made_bench) == [(0, "lines"), (0, "memory")]
+
+
+def test_pass_of_a_program_that_ended_too_soon_is_said_to_have_failed(bench, tiny, monkeypatch):
+    """It wrote nothing, but counted as a pass that ran: it was never repeated, and no note said why nothing is known."""
+    result = FakeRunning._result
+
+    def ended(running):
+        made = result(running)
+        made.status = "ended" if made_bench.launcher.launches[-1].spec.explain else made.status
+        return made
+
+    monkeypatch.setattr(FakeRunning, "_result", ended)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    for _ in range(2):
+        (entry,) = explain(made_bench, trial=0, passes=("trace", "memory"))["explanation"]["explained"]
+    assert passes(made_bench) == [(0, "trace"), (0, "memory"), (0, "trace")]
+    assert {name: one["outcome"] for name, one in entry["passes"].items()} == {"trace": "error", "memory": "ok"}
+    assert any(note.startswith("trace: the pass ended as error, the program ended before") for note in entry["notes"])
 
 
 def test_tables_of_a_trace_stay_after_the_trace_was_pruned(bench, tiny):

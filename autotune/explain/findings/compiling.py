@@ -20,9 +20,13 @@ BREAK_S = (150e-6, 400e-6)
 
 
 def recompilation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if torch.compile keeps recompiling during training."""
+    """Yields a finding if torch.compile keeps recompiling during training.
+
+    Recompilations that are over before the observed steps, as after the first smaller batch, cost nothing any more, unless
+    torch has reached its limit and now runs the code uncompiled.
+    """
     compiled = evidence.first.compiled
-    if compiled is None or not compiled.recompilations:
+    if compiled is None or not compiled.recompilations or not (compiled.seconds or compiled.is_limit_hit):
         return
     top = compiled.recompilations[0]
     seconds, slowed_s = compiled.seconds / max(1, evidence.first.steps), _slowed_s(evidence, compiled.seconds)

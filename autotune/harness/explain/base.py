@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..context import TrialContext
 
-MEAN_STEPS = 50  # number of steps at the end of the warm-up that `mean_step_s` uses
+MEAN_STEPS = 50  # number of steps that `mean_step_s` uses: the last of `Window.plain_s`
 
 
 def mean_step_s(steps_s: List[float]) -> Optional[float]:

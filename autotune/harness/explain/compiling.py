@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, List, Optional
 
+from ..knobs.module import recompile_limit_reason
 from .documents import Compiled
 from .sources import HARNESS, OWN, Sources
 
@@ -39,7 +40,8 @@ class Compilations:
             return None
         counted = _new(metrics, self._left_out)
         seconds = sum(map(_seconds, _new(counted, self._before)))
-        return Compiled(_recompilations(counted, sources), _graph_breaks(sources), seconds)
+        is_limit_hit = bool(recompile_limit_reason())
+        return Compiled(_recompilations(counted, sources), _graph_breaks(sources), seconds, is_limit_hit)
 
 
 def _new(metrics: List[Any], known: List[Any]) -> List[Any]:

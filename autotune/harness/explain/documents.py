@@ -135,11 +135,13 @@ class Compiled:
         recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], most seconds first.
         graph_breaks: [{"file", "line", "reason", "count"}].
         seconds: spent compiling inside the observed steps.
+        is_limit_hit: whether a function was recompiled so often that torch runs it uncompiled from now on.
     """
 
     recompilations: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
     graph_breaks: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+    is_limit_hit: bool = False
 
 
 @dataclasses.dataclass

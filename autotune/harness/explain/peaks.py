@@ -23,16 +23,16 @@ AMPERE = (8, 0)  # first compute capability with bfloat16 Tensor Cores
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
     """Returns the value of `Traced.peaks`; see `TrialContext` for device and index."""
     with untouched(device, index):
-        found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, narrow_type(device))}
+        found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, narrow_type(device, index))}
         source = torch.rand(COPIED_BYTES // 4, device=device)
         target = torch.empty_like(source)
         found[BYTES] = 2 * COPIED_BYTES / least_s(lambda: target.copy_(source), device)
     return found
 
 
-def narrow_type(device: str) -> str:
+def narrow_type(device: str, index: Optional[int] = None) -> str:
     """Returns the 16-bit type that a device multiplies fast, if any. GPUs older than Ampere only emulate bfloat16."""
-    is_old = device == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < AMPERE
+    is_old = device == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(index) < AMPERE
     return "float16" if is_old else "bfloat16"
 
 

@@ -56,7 +56,7 @@ class Products:
 
     def timed(self, device: str, index: Optional[int] = None) -> Dict[str, float]:
         """Returns the value of `Memory.products`; see `TrialContext` for device and index."""
-        return self._timed(WIDE, narrow_type(device), device, index)
+        return self._timed(WIDE, narrow_type(device, index), device, index)
 
     def timed_in_16_bits(self, device: str, index: Optional[int] = None) -> Dict[str, float]:
         """Returns the value of `Memory.products_in_16_bits`."""

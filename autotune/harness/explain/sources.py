@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 OWN, LIBRARY, HARNESS = "own", "library", "harness"
 GENERATED = os.sep + "torchinductor_"  # in the path of code that torch.compile writes, unless TORCHINDUCTOR_CACHE_DIR is set
+_ENTRY_POINT = re.compile(r"from (\w+)[\w.]* import ")  # how the script of an entry point gets the function that it calls
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -64,10 +66,17 @@ def _library_folders() -> Tuple[str, ...]:
 
 
 def _main_folder(libraries: Tuple[str, ...]) -> str:
-    """Returns the main module's folder if it is in an installed package: its files are then the program's own. Otherwise ""."""
+    """Returns the main module's folder if it is in an installed package: its files are then the program's own. Otherwise "".
+
+    If the main module is the script of an entry point, which pip writes, returns the folder of the package that it calls.
+    """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return ""
+    scripts = {os.path.realpath(sysconfig.get_path("scripts", *scheme)) for scheme in ((), ("posix_user",))}
+    if os.path.dirname(os.path.realpath(file)) in scripts:
+        package = next((found[1] for found in map(_ENTRY_POINT.match, linecache.getlines(file)) if found), "")
+        file = getattr(sys.modules.get(package), "__file__", None) or file
     folder = os.path.dirname(os.path.abspath(file)) + os.sep
     return folder if folder.startswith(libraries) and folder not in libraries else ""
 

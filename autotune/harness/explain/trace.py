@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
+import shutil
 import time
 from typing import Any, List, Optional
 
@@ -11,6 +13,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 
 from ..context import TrialContext
+from ..protocol import SCRATCH
 from .base import Pass, mean_step_s
 from .documents import OTHER, TRACE, Traced, trace_file
 from .kineto import NO_KERNELS, quiet
@@ -180,17 +183,25 @@ class TracePass(Pass):
     def _exported(self) -> str:
         """Writes the trace and returns the name of its file; "" if it could not be written."""
         name = trace_file(self.context.rank)
-        path = os.path.join(self.context.spec.folder, name)
-        temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # ends in .gz, so it is compressed
+        folder = self.context.spec.folder
+        scratch, temporary = os.path.join(folder, SCRATCH), os.path.join(folder, f"unfinished.{name}")
+        # If torch compressed the trace, it would first write it to TMPDIR. A killed process would leave it there, unmasked.
+        plain = os.path.join(scratch, name[: -len(".gz")])
         try:
+            os.makedirs(scratch, mode=0o700, exist_ok=True)
             with quiet(self.notes):
-                self._profiler.export_chrome_trace(temporary)
-            os.replace(temporary, path)
+                self._profiler.export_chrome_trace(plain)
+            with open(plain, "rb") as text, gzip.open(temporary, "wb") as compressed:
+                shutil.copyfileobj(text, compressed)
+            os.replace(temporary, os.path.join(folder, name))
         except Exception as error:  # a full disk, mostly
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             self.notes.append(f"the trace could not be written: {type(error).__name__}: {error}")
             return ""
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(plain)
         return name
 
     def _saw_kernels(self) -> bool:

@@ -473,7 +473,8 @@ def recompile_limit_reason() -> str:
     """Returns why compiled code may silently run eagerly, from torch's count of recompile limit hits; "" if there were none."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
-    if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):
+    names = ("recompile_limit", "recompile limit", "cache_size_limit")  # the last until torch 2.6
+    if any(name in str(reason) for reason in reasons for name in names):
         return "torch.compile exceeded its recompile limit and runs some of the model eagerly"
     return ""
 

@@ -58,9 +58,19 @@ def evaluate(model):
     model.train()
 
 
+def killed_after(export):
+    def killed(*args, **kwargs):
+        export(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return killed
+
+
 def main():
     if "blocked" in WORDS:  # a folder takes the path to which the trace is written first
         os.mkdir(os.path.join(os.path.dirname(os.environ["AUTOTUNE_SPEC"]), "unfinished.trace.rank0.json.gz"))
+    if "killed" in WORDS:
+        torch.autograd.profiler.profile.export_chrome_trace = killed_after(torch.autograd.profiler.profile.export_chrome_trace)
     if "ranks" in WORDS:
         torch.distributed.init_process_group("gloo")
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
