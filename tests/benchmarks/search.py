@@ -35,7 +35,7 @@ from autotune.replay.strategies import SLOTS, strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.search.rates.history import Known
 from autotune.search.rates.sampler import RatesSampler
-from autotune.search.rates.step import Proposed, Step
+from autotune.search.rates.step import Proposed, Step, calibration
 from tests.search.machines import DEVELOPMENT, HELD_OUT, SimulatedWorld, machine, ranked
 
 STRATEGIES = "default,expert,tpe,tpe+seeds,random"
@@ -159,13 +159,14 @@ def _forecasts(
     machine, coding = sampler._machine(study), sampler._coding(sampler._distributions or {}, known)
     codes = coding.encode(configurations)
     expected = sampler._fitting(coding, known, machine).expected(codes, codes[:1])
+    spreads = expected.own_spread * calibration(codes, coding.encode([one.params for one in known.rated]))
     memory = sampler._memory(known, machine)
     chances = memory.chances(configurations).tolist()
     peaks = [
         memory.fraction(params) if UNSURE[0] < chance < UNSURE[1] else (math.nan, math.nan)
         for params, chance in zip(configurations, chances, strict=True)
     ]
-    return list(zip(expected.mean.tolist(), expected.own_spread.tolist(), chances, peaks, strict=True))
+    return list(zip(expected.mean.tolist(), spreads.tolist(), chances, peaks, strict=True))
 
 
 def main(words: Sequence[str] | None = None) -> int:
