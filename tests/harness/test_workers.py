@@ -31,7 +31,7 @@ def worker(folder: Path) -> dict[str, Any]:
     [("forkserver", "file_system"), pytest.param("spawn", "file_descriptor", marks=pytest.mark.thorough)],
 )
 def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Trial, method: str, strategy: str) -> None:
-    run = trial("workers.py", "lock=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
+    run = trial("workers.py", "lock=1", "workers=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
     found = run.result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
         CONTEXT: (APPLIED, method),
@@ -44,8 +44,8 @@ def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Tria
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_start_and_are_counted_if_the_program_changes_pythonpath(trial: Trial, method: str) -> None:
-    # Workers that live for all epochs save seconds: each imports torch.
-    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", "persistent=1", is_fresh=True)
+    # A single worker that lives for all epochs saves seconds: each imports torch.
+    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", "workers=1", "persistent=1")
     found = run.result()
     assert (found.status, found.error) == ("measured", None), run.stderr
     assert found.regime  # known only if the workers count their batches
@@ -82,7 +82,7 @@ def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, 
     [("default=forkserver", "fork"), ("default=forkserver locks=1", "fork"), ("chosen=spawn", "spawn")],
 )
 def test_added_workers_are_forked_unless_the_program_chooses_another_method(trial: Trial, words: str, method: str) -> None:
-    found = trial("workers.py", "workers=0", *words.split(), knobs={NUM_WORKERS: 2}, mode="inspect").result()
+    found = trial("workers.py", "workers=0", *words.split(), knobs={NUM_WORKERS: 1}, mode="inspect").result()
     assert found.knobs[NUM_WORKERS].status == APPLIED
     assert found.observed[CONTEXT] == method
     report = found.knobs.get(CONTEXT)  # reported only if the harness forks the workers
