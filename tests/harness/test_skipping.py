@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 from collections import UserDict
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from autotune.harness.explain.skipping import (
     skip_functions,
 )
 from tests.harness.conftest import PROGRAMS, RULES, Run, Trial
+from tests.harness.forks import Forks, Server
 from tests.support.rows import more
 
 PROGRAM = "stages.py"
@@ -41,6 +43,13 @@ MOST_BATCHES = BATCHES["most"]
 BATCH = 8  # samples per batch; libraries that the first batch imports are patched only after it
 PREFETCHED = 4  # batches that two workers make ahead
 OFTEN = 3  # a stage of single samples that is not skipped runs at least this often per batch
+
+
+@pytest.fixture(scope="module")
+def forks(server: Server) -> Iterator[Forks]:
+    """Takes the place of the usual fixture: the program's library is imported once for all of its runs."""
+    with server.forks("torchvision.transforms") as made:
+        yield made
 
 
 def ran(run: Run) -> dict[str, int]:
