@@ -103,7 +103,7 @@ def test_a_function_of_the_program_is_skipped(trial: Trial, name: str, skipped: 
 def test_workers_of_later_epochs_start_with_results_of_earlier_workers(
     trial: Trial, skipped: str, stage: str, most: int
 ) -> None:
-    run = trial(PROGRAM, "workers", "short", skipped=[skipped], rules=dataclasses.replace(RULES, min_s=2.0, max_s=4.0))
+    run = trial(PROGRAM, "workers", "short", skipped=[skipped], rules=dataclasses.replace(RULES, min_s=0.5, max_s=4.0))
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
     assert counts["loss"] >= 3 * 5  # three epochs of five batches

@@ -17,6 +17,7 @@ from autotune.harness import persistent
 from autotune.harness.knobs.loader import has_in_order
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
+from tests.support.rows import more
 
 CONTEXT, IN_ORDER, SHARING = "loader.multiprocessing_context", "loader.in_order", "loader.sharing_strategy"
 NUM_WORKERS, PERSISTENT = "loader.num_workers", "loader.persistent_workers"
@@ -42,7 +43,7 @@ def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Tria
     assert {"forkserver": "forkserver import main", "spawn": "--multiprocessing-fork"}[method] in told
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", *more("forkserver")])
 def test_workers_start_and_are_counted_if_the_program_changes_pythonpath(trial: Trial, method: str) -> None:
     # A single worker that lives for all epochs saves seconds: each imports torch.
     run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", "workers=1", "persistent=1")

@@ -16,7 +16,7 @@ from tests.programs.expectations import PYTHON, Program
 
 NUM_PLAIN_STEPS = 80
 # Long enough to include the work done once per epoch, even on a busy machine.
-WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
+WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=4.0, slow_max_s=10.0)
 # The harness and then the program stamp the end of each step. At each edge of the window, so many late or early stamps of the
 # program may be left out. A stamp of the program seems early if the stamp of the harness was late.
 MAX_LATE, MAX_EARLY = 2, 1
