@@ -126,9 +126,13 @@ class Server:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
-            words = [sys.executable, str(SERVER), f"--listen={listener.fileno()}", *TORCH]
-            passed = [listener.fileno()]
-            process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=passed, env=self._environment)
+            process = subprocess.Popen(
+                [sys.executable, str(SERVER), f"--listen={listener.fileno()}", *TORCH],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                env=self._environment,
+            )
         self._started.append((process, place))
         (self._folder / "forks.socket").write_text(path)
         return path
