@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.environment import own_environment
-from tests.harness.forks import Forks
+from tests.harness.forks import Forks, OwnForks
 
 COMMANDS = ("app", "doctor", "explain", "export", "inspect", "knobs", "prune", "report", "resume", "run", "show", "trial")
 MODULES = [
@@ -24,7 +24,7 @@ MODULES = [
 @functools.cache
 def _forks() -> Forks:
     """Returns the process that is forked for every command; it ends with the tests."""
-    made = Forks(own_environment(), MODULES)
+    made = OwnForks(own_environment(), MODULES)
     atexit.register(made.close)
     return made
 

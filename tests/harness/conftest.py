@@ -1,5 +1,6 @@
 """Runs a small program under the harness as a launcher would. Thresholds are short, so a trial takes seconds."""
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.harness import protocol
-from tests.harness.forks import Forks, of_ranks
+from tests.harness.forks import Forks, Server, of_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INJECT = REPOSITORY / "autotune" / "harness" / "inject"
@@ -25,6 +26,7 @@ RULES = protocol.MeasureRules(
     block_min_s=0.02,
     min_s=0.2,
     max_s=1.0,
+    cycles_max_s=1.5,  # a pause of a busy machine may be the first of several; their cycle is not awaited for long
     slow_max_s=1.0,
     half_width_frac=0.5,
 )
@@ -51,11 +53,26 @@ Trial = Callable[..., Run]
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    """The process whose forks become programs. It starts when a test first needs it."""
-    made = Forks(environment({"PYTHONPATH": ""}))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The process that has imported torch. It starts when a test first needs it."""
+    with served(tmp_path_factory) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yields the process that all workers share, and ends it."""
+    own = tmp_path_factory.getbasetemp()
+    made = Server(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own, environment({"PYTHONPATH": ""}))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def forks(server: Server) -> Iterator[Forks]:
+    """The process whose forks become programs."""
+    with server.forks() as made:
+        yield made
 
 
 @pytest.fixture

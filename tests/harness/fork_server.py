@@ -3,17 +3,25 @@
 Each line of standard input asks for one program: {"argv": [script or -m module, ...], "env": [variables of each rank, ...],
 "folder": ..., "logs": [standard output, standard error]}. A variable that is null is removed. The answer is a line with the
 exit status of each rank. The server computes nothing before it forks, so a program begins and ends as in a new interpreter. If
-the environment names a trial, the harness is loaded as at an interpreter's start.
+the environment names a trial, the harness is loaded as at an interpreter's start. A line {"modules": [...]} imports further
+modules; it has no answer.
+
+If the first word of the command line is --listen=N, each connection to the socket with the descriptor N gets a fork of the
+server, whose standard input and output is the connection. The server then ends when its own standard input does.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import sys
+import tempfile
 import types
 
 _status = None  # the program's exit status, once it has ended by itself
@@ -28,12 +36,15 @@ def _leave():
 
 
 atexit.register(_leave)  # registered first, so that it is called last
-for module in sys.argv[1:]:
-    importlib.import_module(module)
-gc.collect()
-gc.freeze()  # collections in a fork would otherwise copy the memory of all these modules, which took half of a fork's time
+LISTEN, LIMIT_S = "--listen=", 120
 
-LIMIT_S = 120
+
+def prepare(modules: "list[str]") -> None:
+    """Imports the modules that programs need."""
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # collections in a fork would otherwise copy the memory of all these modules, which took half of a fork's time
 
 
 class Main(types.ModuleType):
@@ -57,10 +68,12 @@ def become(job: dict, added: "dict[str, str | None]") -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    tempfile.tempdir = None  # importing the modules may have chosen a folder; TMPDIR may name another one now
     os.chdir(job["folder"])
-    argv = job["argv"]
+    argv, path = job["argv"], [each for each in (added.get("PYTHONPATH") or "").split(os.pathsep) if each]
     if "AUTOTUNE_SPEC" in added:
-        runpy.run_path(os.path.join(added["PYTHONPATH"].split(os.pathsep)[0], "sitecustomize.py"))
+        runpy.run_path(os.path.join(path.pop(0), "sitecustomize.py"))
+    sys.path[1:1] = path
     if argv[0] == "-m":
         sys.argv, sys.path[0] = argv[1:], job["folder"]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -73,6 +86,9 @@ def serve() -> "tuple[dict, dict[str, str | None]] | None":
     """Forks for each program. In a fork, returns the program and its environment; in the server, None when input ends."""
     for line in sys.stdin:
         job = json.loads(line)
+        if "modules" in job:
+            prepare(job["modules"])
+            continue
         children = []
         for added in job["env"]:
             children.append(os.fork())
@@ -83,8 +99,33 @@ def serve() -> "tuple[dict, dict[str, str | None]] | None":
     return None
 
 
+def connected(descriptor: int) -> bool:
+    """Forks for each connection to a socket. In a fork, returns True; in the server, False when its standard input ends."""
+    with socket.socket(fileno=descriptor) as listener:
+        while True:
+            ready, _, _ = select.select([listener, 0], [], [])
+            if 0 in ready:
+                return False
+            with listener.accept()[0] as connection:
+                if not os.fork():
+                    for number in (0, 1):
+                        os.dup2(connection.fileno(), number)
+                    return True
+            reap()
+
+
+def reap() -> None:
+    """Waits for the forks that have ended."""
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 if __name__ == "__main__":
-    asked = serve()
+    words = sys.argv[1:]
+    listens = bool(words) and words[0].startswith(LISTEN)
+    prepare(words[1:] if listens else words)
+    asked = serve() if not listens or connected(int(words[0][len(LISTEN) :])) else None
     if asked is not None:  # the program's exceptions pass through, so the interpreter ends as after any program
         try:
             become(*asked)

@@ -102,7 +102,7 @@ def test_loader_rebuilt_from_one_with_added_workers_is_recognised() -> None:
 def test_added_workers_are_reported_as_overridden_if_the_data_set_changes(
     trial: Trial, words: tuple[str, ...], status: str, observed: int
 ) -> None:
-    rules = dataclasses.replace(RULES, min_s=2.0, max_s=2.0, warmup_max_s=1.0)
+    rules = dataclasses.replace(RULES, min_s=1.4, max_s=1.4, warmup_max_s=1.0)
     found = trial("late.py", *words, knobs={"loader.num_workers": 1}, rules=rules).result()
     assert found.status == "measured"
     report = found.knobs["loader.num_workers"]

@@ -103,7 +103,7 @@ def test_program_logs_to_its_own_server_if_trials_are_to_be_recorded(trial: Tria
 
 def test_a_trial_uploads_nothing_to_the_hub(trial: Trial) -> None:
     server = "http://127.0.0.1:9"  # nothing listens there
-    found = trial("uploads.py", mode="inspect", env={"HF_ENDPOINT": server, "HF_TOKEN": "hf_none"}, is_fresh=True)
+    found = trial("uploads.py", mode="inspect", env={"HF_ENDPOINT": server, "HF_TOKEN": "hf_none"})
     assert found.result().status == "measured", found.stderr
     first, second, third, fourth = ast.literal_eval(found.stdout.partition("uploads: ")[2].splitlines()[0])
     assert first == ("me/net", server, "Upload")

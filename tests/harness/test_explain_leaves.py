@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +22,7 @@ from autotune.harness.explain.sources import Sources
 from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.syncs import SyncSites
 from tests.harness.conftest import REPOSITORY, Trial
+from tests.harness.forks import Forks
 
 LEAST_STEPS = 10  # a program makes at least this many steps within a pass, even on a busy machine
 
@@ -67,10 +68,11 @@ def state() -> dict[str, Any]:
     return {**found, "open": open, "hooks": hooks, "switch": sys.getswitchinterval()}
 
 
-def test_pass_lines_restores_everything_that_it_changes_in_a_process() -> None:
-    # A new process, because other tests may have patched torch, and torch completes some classes at their first use.
-    code = "from tests.harness.test_explain_leaves import look_at_lines; look_at_lines()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+def test_pass_lines_restores_everything_that_it_changes_in_a_process(forks: Forks, tmp_path: Path) -> None:
+    # Another process, because other tests may have patched torch, and torch completes some classes at their first use.
+    script = tmp_path / "script.py"
+    script.write_text("from tests.harness.test_explain_leaves import look_at_lines; look_at_lines()")
+    done = forks.run([str(script)], tmp_path, [{"PYTHONPATH": str(REPOSITORY)}])
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 import pytest
@@ -35,18 +35,18 @@ class Trained:
         return self.result.knobs[KEY]
 
 
-@pytest.fixture
-def trained(forks: Forks, tmp_path: Path) -> Any:
-    """Returns a function that runs gradients.py under the harness, each time in a new folder."""
-    number = 0
+@pytest.fixture(scope="module")
+def trained(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a function that runs gradients.py under the harness. All tests share the run for the same words and options."""
+    done: dict[str, Trained] = {}
 
     def run(words: str, **options: Any) -> Trained:
-        nonlocal number
-        number += 1
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        program = Program(name="gradients", argv=(str(PROGRAMS / "gradients.py"), *words.split()))
-        return Trained(run_trial(program, folder, forks, **{**PARITY, **options}))
+        chosen = sorted({*words.split()} - {"batch=32"})  # the program's own batch size
+        key = json.dumps([chosen, options])
+        if key not in done:
+            program = Program(name="gradients", argv=(str(PROGRAMS / "gradients.py"), *chosen))
+            done[key] = Trained(run_trial(program, tmp_path_factory.mktemp("trained"), forks, **{**PARITY, **options}))
+        return done[key]
 
     return run
 

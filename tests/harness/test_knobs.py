@@ -65,7 +65,7 @@ def test_the_programs_own_autocast_is_seen(trial: Trial, place: str) -> None:
     ("asked", "computed"), [("off", "torch.float32"), ("bf16", "torch.bfloat16"), ("fp16", "torch.float16")]
 )
 def test_a_trials_precision_takes_the_place_of_the_programs_own(trial: Trial, place: str, asked: str, computed: str) -> None:
-    run = trial("own_autocast.py", place, knobs={"precision.amp": asked})
+    run = trial("own_autocast.py", place, knobs={"precision.amp": asked}, mode="inspect")
     report = run.result().knobs["precision.amp"]
     assert (report.status, report.observed) == (APPLIED, asked)
     assert {line for line in run.stdout.splitlines() if line.startswith("torch.")} == {computed}
@@ -73,7 +73,7 @@ def test_a_trials_precision_takes_the_place_of_the_programs_own(trial: Trial, pl
 
 @pytest.mark.parametrize(("asked", "computed"), [("off", "torch.float32"), ("fp16", "torch.float16")])
 def test_a_trials_precision_also_covers_frozen_modules_that_the_program_covers(trial: Trial, asked: str, computed: str) -> None:
-    run = trial("own_autocast.py", "outer", "teacher", knobs={"precision.amp": asked})
+    run = trial("own_autocast.py", "outer", "teacher", knobs={"precision.amp": asked}, mode="inspect")
     assert run.result().knobs["precision.amp"].status == APPLIED
     assert {line for line in run.stdout.splitlines() if line.startswith("teacher")} == {f"teacher: {computed}"}
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import subprocess
-import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from autotune.harness.modules import Nesting
 from autotune.harness.patches import Patches
 from tests.harness.conftest import REPOSITORY
+from tests.harness.forks import Forks
 
 HARNESS = REPOSITORY / "autotune" / "harness"
 # Files that set attributes other than functions: an exception's note, a norm's momentum, a fork's interpreter state.
@@ -135,7 +134,7 @@ def test_each_thread_counts_its_own_module_calls() -> None:
     assert (seen, nesting.depth) == ([0], 1)
 
 
-def test_replacement_of_module_calls_by_another_library_survives_uninstalling() -> None:
+def test_replacement_of_module_calls_by_another_library_survives_uninstalling(run: Callable[[str], str]) -> None:
     done = run(
         """
         own = torch.nn.Module.__call__
@@ -154,7 +153,7 @@ def test_replacement_of_module_calls_by_another_library_survives_uninstalling() 
     assert done == "kept"
 
 
-def test_uninstalling_all_patches_restores_every_function() -> None:
+def test_uninstalling_all_patches_restores_every_function(run: Callable[[str], str]) -> None:
     done = run(
         """
         changed = differences()
@@ -168,7 +167,7 @@ def test_uninstalling_all_patches_restores_every_function() -> None:
 
 
 @pytest.mark.thorough
-def test_patched_functions_of_torch_can_still_be_pickled_and_called() -> None:
+def test_patched_functions_of_torch_can_still_be_pickled_and_called(run: Callable[[str], str]) -> None:
     done = run(
         """
         import pickle
@@ -181,12 +180,21 @@ def test_patched_functions_of_torch_can_still_be_pickled_and_called() -> None:
     assert done == "found"
 
 
-def run(body: str) -> str:
-    """Runs code in a process whose session has all knobs that replace functions; returns what it prints."""
-    script = SESSION + "\n".join(line.removeprefix("        ") for line in body.splitlines())
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.fixture
+def run(forks: Forks, tmp_path: Path) -> Callable[[str], str]:
+    """Returns a function that runs code in a process whose session has all knobs that replace functions.
+
+    The function returns what the code prints.
+    """
+
+    def run_code(body: str) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(SESSION + "\n".join(line.removeprefix("        ") for line in body.splitlines()))
+        done = forks.run([str(script)], tmp_path, [{"PYTHONPATH": str(REPOSITORY)}])
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run_code
 
 
 SESSION = """

@@ -96,7 +96,7 @@ def test_program_that_ends_early_is_reported_with_its_number_of_steps(trial: Tri
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_program_that_ends_by_os_exit_0_writes_its_result_first(trial: Trial, status: int) -> None:
-    run = trial("basic.py", "steps=7", f"exit={status}", is_fresh=True)
+    run = trial("basic.py", "steps=7", f"exit={status}")
     assert run.returncode == status
     assert run.has_result is (status == 0)  # after another status, the log says more than a result could
     if not status:
@@ -175,7 +175,7 @@ def test_without_knobs_the_losses_are_bit_for_bit_the_same(trial: Trial, plain: 
 def test_a_trial_that_is_certainly_too_slow_ends_early_with_its_result(
     trial: Trial, limit_per_s: float, is_raced: bool
 ) -> None:
-    rules = dataclasses.replace(RULES, race_min_s=0.1, min_s=0.8, max_s=3.0)
+    rules = dataclasses.replace(RULES, race_min_s=0.1, min_s=0.4, max_s=3.0)
     if is_raced:  # needs more time, because no window is raced as long as a pause of the machine may belong to a cycle
         rules = dataclasses.replace(rules, warmup_max_s=20.0, min_s=20.0, max_s=30.0)
     found = trial("basic.py", race_below_per_s=limit_per_s, rules=rules).result()

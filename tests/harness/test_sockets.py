@@ -20,6 +20,6 @@ def test_semaphores_of_workers_that_are_not_forked_are_removed_with_the_trial(tr
 @pytest.mark.parametrize("method", ["fork", *more("forkserver")])
 def test_a_measured_trial_with_workers_leaves_no_sockets(trial: Trial, method: str) -> None:
     with tempfile.TemporaryDirectory() as place:  # a socket's path has at most 107 characters
-        run = trial("workers.py", f"context={method}", mode="inspect", is_fresh=True, env={"TMPDIR": place})
+        run = trial("workers.py", f"context={method}", mode="inspect", env={"TMPDIR": place})
         assert run.result().status == "measured"
         assert [name for name in os.listdir(place) if name.startswith("pymp-")] == []

@@ -17,6 +17,7 @@ from autotune.harness import persistent
 from autotune.harness.knobs.loader import has_in_order
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
+from tests.support.rows import more
 
 CONTEXT, IN_ORDER, SHARING = "loader.multiprocessing_context", "loader.in_order", "loader.sharing_strategy"
 NUM_WORKERS, PERSISTENT = "loader.num_workers", "loader.persistent_workers"
@@ -31,7 +32,7 @@ def worker(folder: Path) -> dict[str, Any]:
     [("forkserver", "file_system"), pytest.param("spawn", "file_descriptor", marks=pytest.mark.thorough)],
 )
 def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Trial, method: str, strategy: str) -> None:
-    run = trial("workers.py", "lock=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
+    run = trial("workers.py", "lock=1", "workers=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
     found = run.result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
         CONTEXT: (APPLIED, method),
@@ -42,10 +43,10 @@ def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Tria
     assert {"forkserver": "forkserver import main", "spawn": "--multiprocessing-fork"}[method] in told
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", *more("forkserver")])
 def test_workers_start_and_are_counted_if_the_program_changes_pythonpath(trial: Trial, method: str) -> None:
-    # Workers that live for all epochs save seconds: each imports torch.
-    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", "persistent=1", is_fresh=True)
+    # A single worker that lives for all epochs saves seconds: each imports torch.
+    run = trial("workers.py", f"context={method}", "path=/elsewhere", "lock=1", "workers=1", "persistent=1")
     found = run.result()
     assert (found.status, found.error) == ("measured", None), run.stderr
     assert found.regime  # known only if the workers count their batches
@@ -82,7 +83,7 @@ def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, 
     [("default=forkserver", "fork"), ("default=forkserver locks=1", "fork"), ("chosen=spawn", "spawn")],
 )
 def test_added_workers_are_forked_unless_the_program_chooses_another_method(trial: Trial, words: str, method: str) -> None:
-    found = trial("workers.py", "workers=0", *words.split(), knobs={NUM_WORKERS: 2}, mode="inspect").result()
+    found = trial("workers.py", "workers=0", *words.split(), knobs={NUM_WORKERS: 1}, mode="inspect").result()
     assert found.knobs[NUM_WORKERS].status == APPLIED
     assert found.observed[CONTEXT] == method
     report = found.knobs.get(CONTEXT)  # reported only if the harness forks the workers

@@ -16,7 +16,7 @@ from tests.programs.expectations import PYTHON, Program
 
 NUM_PLAIN_STEPS = 80
 # Long enough to include the work done once per epoch, even on a busy machine.
-WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
+WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=4.0, slow_max_s=10.0)
 # The harness and then the program stamp the end of each step. At each edge of the window, so many late or early stamps of the
 # program may be left out. A stamp of the program seems early if the stamp of the harness was late.
 MAX_LATE, MAX_EARLY = 2, 1
@@ -138,7 +138,7 @@ def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
 def run_plain(program: Program, folder: Path, forks: Forks) -> Journal:
     """Runs a program without the harness."""
     path = folder / "journal"
-    added = {"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}
+    added = variables({"JOURNAL": str(path), "JOURNAL_STEPS": str(NUM_PLAIN_STEPS)}, harness=False)
     ended = forks.run(_filled(program.plain or program.argv, folder), folder, of_ranks(program.ranks, added))
     assert ended.returncode == 0, ended.stderr
     return Journal(path)
@@ -148,11 +148,11 @@ def run_trial(program: Program, folder: Path, forks: Forks | None, **options: An
     """Runs a program as a trial: in forks if possible, else (no `forks`, or another starter) in new processes."""
     spec = protocol.Spec(trial=1, nonce="nonce", folder=str(folder), rules=WINDOW, **options)
     protocol.write_json(str(folder / protocol.SPEC_FILE), spec)
-    variables = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}
-    trial = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **variables}
+    asked = {key[4:]: str(value) for key, value in spec.knobs.items() if key.startswith("env.")}
+    trial = {protocol.SPEC_VARIABLE: str(folder / protocol.SPEC_FILE), "JOURNAL": str(folder / "journal"), **asked}
     if forks is not None and (program.starter == PYTHON or program.ranks > 1):
-        added = {**trial, "PYTHONPATH": environment(trial, harness=True)["PYTHONPATH"]}
-        return Run(*forks.run(_filled(program.argv, folder), folder, of_ranks(program.ranks, added)), folder)
+        ranks = of_ranks(program.ranks, variables(trial, harness=True))
+        return Run(*forks.run(_filled(program.argv, folder), folder, ranks), folder)
     return execute(_filled((*program.starter, *program.argv), folder), folder, environment(trial, harness=True))
 
 
@@ -163,6 +163,11 @@ def _filled(words: tuple[str, ...], folder: Path) -> list[str]:
 def environment(added: dict[str, str], *, harness: bool) -> dict[str, str]:
     """Returns the environment of a program's run."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE")}
+    return {**own, **variables(added, harness=harness)}
+
+
+def variables(added: dict[str, str], *, harness: bool) -> dict[str, str]:
+    """Returns the variables of a program's run that it does not inherit from the tests."""
     path = f"{INJECT}{os.pathsep}{SCRIPTS}" if harness else str(SCRIPTS)
-    python = os.path.dirname(sys.executable) + os.pathsep + own.get("PATH", "")
-    return {**own, "PYTHONPATH": path, "PATH": python, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **added}
+    python = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+    return {"PYTHONPATH": path, "PATH": python, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **added}

@@ -54,7 +54,8 @@ def act(model, optimizer, told):
 def epochs():
     method = "fork" if "actor" in sys.argv else sys.argv[1]
     is_kept = "persistent" in sys.argv
-    loader = DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context=method, persistent_workers=is_kept)
+    workers = 2 if method == "fork" else 1  # others import torch, which takes seconds
+    loader = DataLoader(Data(), batch_size=4, num_workers=workers, multiprocessing_context=method, persistent_workers=is_kept)
     seen = set()
     for epoch in itertools.count():
         for x, watched in loader:
