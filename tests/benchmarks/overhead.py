@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 from autotune.config.compose import compose
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules
 from autotune.launchers.local import LocalLauncher
