@@ -1,5 +1,6 @@
 """Set-up for all tests."""
 
+import functools
 import gc
 import os
 import signal
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autotune.cli import app
 from autotune.config import compose
 from tests.compositions import copied
 
@@ -67,6 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _compositions_are_copied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_hydra", copied)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _command_line_is_built_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "build", functools.cache(app.build))
         yield
 
 

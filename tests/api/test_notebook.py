@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import nbclient
-import nbformat
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
@@ -12,6 +10,9 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 
 @pytest.mark.thorough
 def test_the_notebook_runs_from_start_to_report(tmp_path, monkeypatch):
+    import nbclient  # not at the top: every worker of pytest would import it
+    import nbformat
+
     root = str(NOTEBOOK.parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

@@ -27,8 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import scipy.stats
-
 from autotune.config.compose import compose
 from autotune.harness.protocol import STDERR_FILE, STDOUT_FILE, MeasureRules
 from autotune.launchers.local import LocalLauncher
@@ -68,6 +66,8 @@ class StepCost:
 
     def words(self) -> str:
         """Returns the median difference and its 95 % interval, from order statistics, which assume no distribution."""
+        import scipy.stats  # not at the top: it takes a second, also in the tests
+
         low_us, high_us = scipy.stats.quantile_test(self.differences_us, p=0.5).confidence_interval()
         interval = "too few for an interval" if math.isnan(low_us) else f"{low_us:.1f} to {high_us:.1f}"
         return f"{self.median_us:.1f} us ({interval}, n = {len(self.with_us)})"

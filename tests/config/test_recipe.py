@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torchvision
 
 from autotune.config.locate import program
 from autotune.config.recipe import EVERYWHERE, MODELS, SCRIPTS, TORCHVISION, problems_of_recipe, tokens_per_sample, words_of
@@ -37,6 +36,8 @@ def config(**data: object) -> StudyConfig:
 
 
 def test_every_name_in_the_table_exists_in_torchvision() -> None:
+    import torchvision  # not at the top: every worker of pytest would import it
+
     assert set(torchvision.models.list_models(module=torchvision.models)) >= TORCHVISION
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 import autotune.study
-from autotune.cli import app
 from autotune.cli.main import main
 
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn")
@@ -69,11 +67,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SURELY_NOT_SET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(autotune.study, "run_study", _no_study)
-    monkeypatch.setattr(app, "build", _build_once)
     return tmp_path
-
-
-_build_once = functools.cache(app.build)
 
 
 def _no_study(*_: Any) -> None:

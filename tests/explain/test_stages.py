@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset
-from torchvision.transforms import Compose
 
 from autotune.harness.explain.documents import DECODE, ITEM, WORKER
 from autotune.harness.explain.stages import Stages, stages_of
@@ -90,6 +89,8 @@ def test_library_data_sets_of_arrays_or_of_named_data_sets_are_timed(dataset, fu
 
 def test_compose_returns_what_it_does_without_explain():
     """A program that calls `transform(img=image)` failed under `explain`."""
+    from torchvision.transforms import Compose  # not at the top: every worker of pytest would import it
+
     stages = Stages()
     stages._is_timing = True
     call = stages._around_compose(Compose.__call__)

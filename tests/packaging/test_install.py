@@ -52,7 +52,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     python = place / "bin" / "python"
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
     (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # later on the path than `own`
-    options = ("--no-deps", "--no-index", "--ignore-installed", "--quiet", "--disable-pip-version-check")
+    options = ("--no-deps", "--no-index", "--no-compile", "--ignore-installed", "--quiet", "--disable-pip-version-check")
     run(sys.executable, "-m", "pip", "--python", python, "install", *options, built(request.param), cwd=folder)
     return python
 

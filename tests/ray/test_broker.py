@@ -13,9 +13,11 @@ from tests.ray.private import why_not
 if why := why_not():
     pytest.skip(why, allow_module_level=True)
 
-import ray
 
-UNAVAILABLE = ray.exceptions.ActorUnavailableError("The actor is temporarily unavailable", None)
+def unavailable():
+    import ray  # not at the top: every worker of pytest would import it
+
+    return ray.exceptions.ActorUnavailableError("The actor is temporarily unavailable", None)
 
 
 class Flaky:
@@ -31,10 +33,10 @@ class Flaky:
         key = (name, *map(str, arguments))
         self._tries[key] = self._tries.get(key, 0) + 1
         if self._tries[key] == 1:
-            raise UNAVAILABLE
+            raise unavailable()
         answer = getattr(self._actor, name)(*arguments)
         if self._tries[key] == 2:
-            raise UNAVAILABLE
+            raise unavailable()
         return answer
 
 
@@ -53,6 +55,8 @@ class Inbox:
 @pytest.fixture
 def local_ray(monkeypatch):
     """Runs actors' methods in this process."""
+    import ray
+
     context = SimpleNamespace(get_accelerator_ids=lambda: {}, get_job_id=lambda: "01")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     fake = SimpleNamespace(get=lambda call, **_: call(), exceptions=ray.exceptions)
@@ -79,7 +83,7 @@ def test_an_actor_that_is_unavailable_at_the_start_is_replaced_by_another(local_
 
     def start():
         if len(made) == 1:
-            raise UNAVAILABLE
+            raise unavailable()
 
     def make():
         made.append(SimpleNamespace(start=SimpleNamespace(remote=lambda *_: start)))

@@ -29,7 +29,7 @@ RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "ex
 
 
 def test_study_on_a_node_completes_and_leaves_no_process(ray, tmp_path):
-    check_one_job(QuickStudy(tmp_path), ray.is_idle, *RAY, f"launch.ray.address={ray.address}")
+    check_one_job(QuickStudy(tmp_path, trial_s=0.05), ray.is_idle, *RAY, f"launch.ray.address={ray.address}")
 
 
 def test_environment_of_a_trial_is_that_of_a_local_trial_plus_the_gpu_of_the_job(make, folder, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,9 @@ def _json(record: TrialRecord) -> str:
     return as_json(record.as_json())
 
 
-def hostile(folder: Path) -> StudyFolder:
-    """Returns the folder of a study in which all texts of the program and the user attack the page."""
-    made = complete(folder)
+def hostile(folder: Path, of: StudyFolder) -> StudyFolder:
+    """Returns a copy of a study's folder, made in `folder`, in which all texts of the program and the user attack the page."""
+    made = StudyFolder(shutil.copytree(of.path, folder / of.name))
     summary = _poisoned(made.read_summary())
     for trial in made.read_trials():
         made.write_trial(dataclasses.replace(trial, reason=HOSTILE, why=HOSTILE, evidence={"log_tail": HOSTILE}))

@@ -65,7 +65,7 @@ def reports(tmp_path_factory, complete):
         "complete": [complete],
         "interrupted": [make_study(runs, "cut", status="interrupted", num_trials=3)],
         "beside": [make_study(runs, "one"), complete],
-        "hostile": [made.hostile(place / "hostile")],
+        "hostile": [made.hostile(place / "hostile", complete)],
         "large": [made.large(runs, 1000)],
     }
     assert tuple(folders) == KINDS

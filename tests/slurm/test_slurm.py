@@ -29,7 +29,7 @@ SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "
 
 
 def test_study_in_a_job_completes_and_leaves_no_process(slurm, tmp_path):
-    err, job = check_one_job(QuickStudy(tmp_path), slurm.is_idle, *SLURM)
+    err, job = check_one_job(QuickStudy(tmp_path, trial_s=0.05), slurm.is_idle, *SLURM)
     assert re.search(rf"trials run on node .*\bjob {job}\b", err)  # the study has waited for this job
 
 

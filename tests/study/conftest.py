@@ -85,6 +85,12 @@ class Bench:
         return self.folder.read_trials(self._read)
 
 
+@pytest.fixture(autouse=True)
+def _reports_are_not_written(monkeypatch):
+    """Saves time: a report takes as long as ten trials. `tests/report/test_written.py` tests them."""
+    monkeypatch.setattr("autotune.study.writing.write_report", lambda folder, summary: folder.report_file)
+
+
 @contextlib.contextmanager
 def folder_in_memory(on_disk):
     """A folder in memory if possible, because these tests would spend most of their time waiting for the disk."""

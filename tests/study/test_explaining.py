@@ -130,7 +130,7 @@ def test_only_the_best_is_explained_in_time_that_the_study_left_over(bench, tiny
 
 
 def test_no_pass_runs_without_explain_auto(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     assert made_bench.run()["explanation"] is None
     assert not passes(made_bench)
 
@@ -212,7 +212,7 @@ def notes_on_disturbance(bench):
 
 
 def test_disturbed_passes_are_named_and_repeated_when_the_study_is_explained_again(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     notes = notes_on_disturbance(made_bench)
     assert [note.partition(":")[0] for note in notes] == ["lines", "memory"]
@@ -225,7 +225,7 @@ def test_disturbed_passes_are_named_and_repeated_when_the_study_is_explained_aga
 
 @pytest.mark.thorough
 def test_disturbed_passes_are_named_but_not_repeated_if_the_study_accepts_disturbances(bench, tiny):
-    made_bench = bench(Surface(documents=documents), "measure.quiet=false", *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), "measure.quiet=false", *tiny, minutes=2)
     made_bench.run()
     notes = notes_on_disturbance(made_bench)
     assert [note.endswith("may be wrong") for note in notes] == [True, True]
@@ -234,7 +234,7 @@ def test_disturbed_passes_are_named_but_not_repeated_if_the_study_accepts_distur
 
 
 def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20, is_kept=True)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2, is_kept=True)
     before = made_bench.run()
     after = explain(made_bench, passes=("lines",))
     assert passes(made_bench) == [(before["best"]["trial"], "lines")]
@@ -245,7 +245,7 @@ def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, 
 
 
 def test_files_that_a_pass_leaves_are_listed_in_the_summary(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     made_bench.surface.files_left["notes.txt"] = 10
     left = explain(made_bench, passes=("lines",))["files"]["left"]
@@ -254,14 +254,14 @@ def test_files_that_a_pass_leaves_are_listed_in_the_summary(bench, tiny):
 
 
 def test_explaining_a_killed_study_does_not_call_it_running(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.folder.write_summary({**made_bench.run(), "status": "running", "reason": ""})
     assert explain(made_bench, passes=("lines",))["status"] == "interrupted"
     assert made_bench.folder.read_summary()["status"] == "interrupted"
 
 
 def test_explaining_a_recording_writes_no_best_yaml(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20, is_kept=True)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2, is_kept=True)
     summary = made_bench.run()
     made_bench.folder.best_file.unlink()  # a recording has none
     made_bench.folder.write_summary({**summary, "recording": {"configurations": 4, "repeats": 3, "trials": 12}})
@@ -270,7 +270,7 @@ def test_explaining_a_recording_writes_no_best_yaml(bench, tiny):
 
 
 def test_explanation_is_shown_before_the_tracker_is_awaited(bench, tiny):
-    made_bench, shown = bench(Surface(documents=documents), *tiny, minutes=20), []
+    made_bench, shown = bench(Surface(documents=documents), *tiny, minutes=2), []
     made_bench.run()
     made_bench.inputs.start_tracking = lambda _: shown.extend(made_bench.listener.named("finished"))
     after = explain(made_bench, passes=("lines",))
@@ -278,7 +278,7 @@ def test_explanation_is_shown_before_the_tracker_is_awaited(bench, tiny):
 
 
 def test_a_pass_that_ran_is_not_run_again(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",))
     explain(made_bench, trial=0, passes=("lines", "memory"))
@@ -305,7 +305,7 @@ def test_pass_of_a_program_that_ended_too_soon_is_said_to_have_failed(bench, tin
 
 
 def test_tables_of_a_trace_stay_after_the_trace_was_pruned(bench, tiny):
-    made_bench = bench(Surface(documents=lambda which, knobs: [traced()] if which == "trace" else []), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=lambda which, knobs: [traced()] if which == "trace" else []), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("trace",))
     (folder,) = (made_bench.folder.trial_path(one.number) for one in made_bench.trials if one.kind is Kind.explain)
@@ -324,7 +324,7 @@ def test_tables_of_later_passes_are_written_after_the_trace_was_pruned(bench, ti
     def written(which, knobs):
         return [traced()] if which == "trace" else documents(which, knobs)
 
-    made_bench = bench(Surface(documents=written), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=written), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("trace",))
     (folder,) = (made_bench.folder.trial_path(one.number) for one in made_bench.trials if one.kind is Kind.explain)
@@ -345,7 +345,7 @@ def test_tables_of_later_passes_are_written_after_the_trace_was_pruned(bench, ti
 
 
 def test_recommended_setting_is_tried_in_two_pairs(bench, tiny):
-    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=2)
     made_bench.run()
     summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
     tried = [(trial.changed, trial.kind) for trial in made_bench.trials if trial.kind is Kind.check]
@@ -367,7 +367,7 @@ def test_pass_with_much_slower_steps_than_the_trial_is_repeated_once(bench, tiny
             [made.lines(WASTE, seconds=50 * 100.0)] if which == "lines" and ran.count("lines") == 1 else documents(which, knobs)
         )
 
-    made_bench = bench(Surface(documents=slow_at_first), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=slow_at_first), *tiny, minutes=2)
     made_bench.run()
     entry = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]["explained"][0]
     assert passes(made_bench) == [(0, "lines"), (0, "lines")]
@@ -376,7 +376,7 @@ def test_pass_with_much_slower_steps_than_the_trial_is_repeated_once(bench, tiny
 
 @pytest.mark.thorough
 def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
-    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=2)
     made_bench.run()
     summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
     check = summary["explanation"]["explained"][0]["findings"][0]["check"]
@@ -389,7 +389,7 @@ def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
 
 @pytest.mark.thorough
 def test_pairs_of_an_earlier_explain_call_count(bench, tiny):
-    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=2)
     made_bench.run()
     nums = []
     for minutes in (1.5, 60.0):
@@ -402,7 +402,7 @@ def test_pairs_of_an_earlier_explain_call_count(bench, tiny):
 
 
 def test_finished_checks_are_kept_when_the_user_stops_explain(bench, tiny):
-    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=2)
     made_bench.run()
     stopped = made_bench.folder.next_number() + 1 + len(ORDER) + 1  # in the second round: after the pass and the first round
 
@@ -425,7 +425,7 @@ def decode_of(summary):
 
 def test_a_slow_stage_is_measured_by_leaving_it_out(bench, tiny):
     made_bench = bench(
-        Surface(documents=decoding, without=lambda stages: 1.5 if stages == ["decode"] else 1.0), *tiny, minutes=20
+        Surface(documents=decoding, without=lambda stages: 1.5 if stages == ["decode"] else 1.0), *tiny, minutes=2
     )
     made_bench.run()
     summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
@@ -449,7 +449,7 @@ def test_failure_of_a_trial_that_skips_a_stage_is_noted_and_not_repeated(bench, 
     failing = []
     error = {"type": "RuntimeError", "message": "decode cannot be skipped", "traceback": "..."}
     surface = Surface(documents=decoding, failures=lambda trial, _: Failure(error=error) if failing else None)
-    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench = bench(surface, *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
     failing.append(True)
@@ -478,7 +478,7 @@ def test_failed_check_is_repeated_only_on_request_or_after_the_program_changed(b
 
     failing = []
     surface = Surface(documents=of_the_program, failures=lambda trial, _: failure if failing else None)
-    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench = bench(surface, *tiny, minutes=2)
     made_bench.run()
     os.utime(program, (0.0, made_bench.clock.time()))
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
@@ -509,7 +509,7 @@ def test_functions_in_files_of_the_same_name_are_measured_separately(bench, tiny
         return [made.lines(*lines)] if which == "lines" else []
 
     surface = Surface(documents=in_both, without=lambda stages: 1.4 if "/a/" in str(stages) else 1.2 if stages else 1.0)
-    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench = bench(surface, *tiny, minutes=2)
     made_bench.run()
     for _ in range(2):
         explanation = explain(made_bench, trial=0, passes=("lines",), minutes=600.0)["explanation"]
@@ -526,7 +526,7 @@ def test_functions_in_files_of_the_same_name_are_measured_separately(bench, tiny
 def test_function_that_cannot_be_skipped_is_reported_without_a_trial(bench, tiny):
     line = made.line("total += sum(range(n))", 0.03, function="main.<locals>.watch")
     made_bench = bench(
-        Surface(documents=lambda which, knobs: [made.lines(line)] if which == "lines" else []), *tiny, minutes=20
+        Surface(documents=lambda which, knobs: [made.lines(line)] if which == "lines" else []), *tiny, minutes=2
     )
     made_bench.run()
     explained = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]["explained"][0]
@@ -547,7 +547,7 @@ def test_earlier_checks_do_not_count_against_the_limit_of_checks(bench, tiny, mo
         for cause in causes
     ]  # fmt: skip
     monkeypatch.setattr(findings, "RULES", {"made up": lambda evidence: made_up})
-    made_bench = bench(Surface(documents=documents, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=2)
     made_bench.run()
     for num in (MAX_CHECKS, MAX_CHECKS + 1):
         made = explain(made_bench, trial=0, passes=("lines",), minutes=600.0)["explanation"]["checks"]
@@ -563,7 +563,7 @@ def test_nonfinite_loss_with_a_skipped_stage_does_not_count_as_the_programs_own(
 
 
 def test_stage_that_gains_nothing_when_skipped_is_not_a_finding(bench, tiny):
-    made_bench = bench(Surface(documents=decoding), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=decoding), *tiny, minutes=2)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
     assert "slow decode" not in [finding["cause"] for finding in explanation["explained"][0]["findings"]]
@@ -571,7 +571,7 @@ def test_stage_that_gains_nothing_when_skipped_is_not_a_finding(bench, tiny):
 
 
 def test_gain_of_a_fixed_program_is_compared_with_the_predicted_gain(bench, tiny):
-    made_bench = bench(Surface(documents=decoding, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=decoding, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=2)
     made_bench.run()
     predicted = decode_of(explain(made_bench, trial=0, passes=("lines",), minutes=60.0))["gain"]
     number = 1 + [one["cause"] for one in made_bench.folder.read_explanation()["explained"][0]["findings"]].index("slow decode")
@@ -587,7 +587,7 @@ def test_check_of_a_compile_setting_has_extra_time_to_compile(bench, tiny, monke
         cause="launch-bound", where="forward", evidence="", gain=predicted, basis="", knob=COMPILE, value="default"
     )
     monkeypatch.setattr(findings, "RULES", {"launch-bound": lambda evidence: [finding]})
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
     limits_s = [launch.deadlines.total_s for launch in made_bench.launcher.launches[-4:]]
@@ -596,7 +596,7 @@ def test_check_of_a_compile_setting_has_extra_time_to_compile(bench, tiny, monke
 
 
 def test_setting_that_gains_nothing_is_dropped_and_counted_as_a_wrong_prediction(bench, tiny):
-    made_bench = bench(Surface(documents=fused, observed=OBSERVED), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, observed=OBSERVED), *tiny, minutes=2)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
     assert explanation["explained"][0]["findings"] == []
@@ -604,7 +604,7 @@ def test_setting_that_gains_nothing_is_dropped_and_counted_as_a_wrong_prediction
 
 
 def test_no_check_starts_without_time_for_it(bench, tiny):
-    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
     assert Kind.check not in kinds(made_bench)
@@ -616,7 +616,7 @@ def test_setting_tried_in_the_search_is_checked_with_the_trials_of_the_search(be
     file = tmp_path / "space.yaml"
     file.write_text("optimizer.implementation: [default, fused]\nloader.num_workers: [0, 2]\n")
     surface = Surface(documents=fused, gains=FASTER, observed=OBSERVED)
-    made_bench = bench(surface, f"search_space={file}", minutes=20)
+    made_bench = bench(surface, f"search_space={file}", minutes=2)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
     assert [check["how"] for check in explanation["checks"]] == ["trials of this study"]
@@ -625,7 +625,7 @@ def test_setting_tried_in_the_search_is_checked_with_the_trials_of_the_search(be
 
 
 def test_fixed_and_original_program_are_measured_alternately(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, passes=("lines",))
     fixed = CommandTemplate(parts=["python", "-c", "print()"])
@@ -639,7 +639,7 @@ def test_fixed_and_original_program_are_measured_alternately(bench, tiny):
 
 
 def test_finished_pairs_of_a_fixed_program_count_when_the_user_stops_explain(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
     stopped = made_bench.folder.next_number() + len(ORDER) + 1
@@ -651,7 +651,7 @@ def test_finished_pairs_of_a_fixed_program_count_when_the_user_stops_explain(ben
 
 
 def test_fixed_program_is_refused_if_there_is_no_finding_to_fix(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     document = explain(made_bench, passes=("lines",))["explanation"]
     document["explained"][0]["findings"] = []
@@ -661,7 +661,7 @@ def test_fixed_program_is_refused_if_there_is_no_finding_to_fix(bench, tiny):
 
 
 def test_trials_of_a_fixed_program_are_marked_and_its_gain_is_reported_separately(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     before = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
     explanation = explain(made_bench, trial=0, fixed=CommandTemplate(parts=["python", "fixed.py"]), pairs=2)["explanation"]
@@ -680,7 +680,7 @@ def test_trials_of_a_fixed_program_are_marked_and_its_gain_is_reported_separatel
     ],
 )
 def test_explain_refuses_an_unknown_trial_and_a_fix_without_an_explanation(wanted, said, bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     with pytest.raises(BadInput, match=said):
         explain(made_bench, **wanted)
@@ -688,7 +688,7 @@ def test_explain_refuses_an_unknown_trial_and_a_fix_without_an_explanation(wante
 
 def test_explain_refuses_a_trial_without_a_measurement_and_lists_those_with_one(bench, tiny):
     surface = Surface(documents=documents, failures=lambda trial, _: OUT_OF_MEMORY if trial == 2 else None)
-    made_bench = bench(surface, *tiny, minutes=20)
+    made_bench = bench(surface, *tiny, minutes=2)
     made_bench.run()
     with pytest.raises(BadInput, match=r"it ended as .*_oom.* Can be explained: 0, 1"):
         explain(made_bench, trial=2)
@@ -712,7 +712,7 @@ def test_explain_accepts_a_winner_that_attribution_measured_first(tmp_path):
 
 @pytest.mark.thorough
 def test_unreadable_document_gives_a_note(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=2)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
     number = next(trial.number for trial in made_bench.trials if trial.kind is Kind.explain)
@@ -734,7 +734,7 @@ def test_setting_that_fails_its_check_is_no_longer_advised(bench, tiny):
     def failures(trial, knobs):
         return Failure(cause="hang", log_tail="") if knobs.get("optimizer.implementation") == "fused" else None
 
-    made_bench = bench(Surface(documents=fused, observed=OBSERVED, failures=failures), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=fused, observed=OBSERVED, failures=failures), *tiny, minutes=2)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
     tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]

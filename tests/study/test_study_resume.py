@@ -1,5 +1,6 @@
 """Resumes studies from copies of their folders, taken at different moments, as if the study had been killed then."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -26,13 +27,17 @@ FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("t
 QUICK = ("compile.mode=off", "study.budget.trials=5")
 
 
+class Killed(BaseException):
+    """Ends a study of which the rest is not needed."""
+
+
 class Cut:
     """Copies the study's folder at the n-th event of a kind, to get what a SIGKILL would leave at that moment.
 
-    With `why`, only events of trials with that reason count.
+    With `why`, only events of trials with that reason count. With `is_last`, the study ends there.
     """
 
-    def __init__(self, study, event, number, place, why=""):
+    def __init__(self, study, event, number, place, why="", *, is_last=False):
         self.study, self.event, self.number, self.place, self.seen = study, event, number, place, 0
         told = getattr(study.listener, event)
 
@@ -41,6 +46,8 @@ class Cut:
             self.seen += why in repr(arguments)
             if self.seen == number and not place.exists():
                 shutil.copytree(study.folder.path, place)
+                if is_last:
+                    raise Killed
 
         setattr(study.listener, event, heard)
 
@@ -55,11 +62,12 @@ def study(bench):
     return bench(Surface(gains=FAST), *QUICK)
 
 
-def killed(study, tmp_path, event="trial_started", number=5, why=""):
-    """Runs a study; returns the folder as it was at the n-th event."""
+def killed(study, tmp_path, event="trial_started", number=5, why="", *, is_last=True):
+    """Runs a study up to the n-th event, or to its end if not `is_last`; returns the folder as it was at the n-th event."""
     place = tmp_path / "copies" / f"{event}{number}" / "s"
-    Cut(study, event, number, place, why)
-    study.run()
+    Cut(study, event, number, place, why, is_last=is_last)
+    with contextlib.suppress(Killed):
+        study.run()
     assert place.exists(), "the study has no such moment"
     return StudyFolder(place)
 
@@ -131,7 +139,7 @@ def test_resume_names_environment_variables_that_have_changed(bench, tmp_path):
 def test_resumed_search_makes_the_same_proposals_as_without_the_kill(bench, tmp_path, number):
     surface = Surface(gains=FAST, noise_frac=0.0)
     study = bench(surface, "search.sampler=rates", "compile.mode=off", "study.budget.trials=14", minutes=30)
-    folder = killed(study, tmp_path, "trial_ended", number)
+    folder = killed(study, tmp_path, "trial_ended", number, is_last=False)
     whole = [trial.changed for trial in searched(study.trials)]
     resume(study, folder)
     assert [trial.changed for trial in searched(folder.read_trials())] == whole
