@@ -247,8 +247,8 @@ def test_replacement_that_is_lost_before_it_is_ready_is_replaced_again(launcher,
 
 @pytest.mark.parametrize("is_in_time", [True, False])
 def test_replacement_is_requested_again_while_the_engine_does_not_answer(launcher, folder, monkeypatch, is_in_time):
-    monkeypatch.setattr(remote, "AGAIN_S", 0.1)
-    monkeypatch.setattr(remote, "UNANSWERED_S", 60.0 if is_in_time else 0.0)
+    monkeypatch.setattr(remote, "AGAIN_S", 0.5)
+    monkeypatch.setattr(remote, "UNANSWERED_S", 60.0 if is_in_time else 0.3)
     monkeypatch.setattr(Pipes, "unanswered", lambda _: "the engine does not answer")
     usual, launcher._argv = launcher._argv, ("false",)
     launcher.started[0].process.kill()
@@ -258,7 +258,7 @@ def test_replacement_is_requested_again_while_the_engine_does_not_answer(launche
         with pytest.raises(NoNode, match="the agent ended with status 1"):
             wait(running)
         return
-    wait_until(lambda: running.poll() or len(launcher.started) > 3)
+    wait_until(lambda: running.poll() or len(launcher.started) > 2)
     assert running.poll() is None
     assert launcher.why_waiting() == "the engine does not answer"
     launcher._argv = usual
@@ -272,7 +272,7 @@ def test_unanswered_request_at_the_start_of_a_study_is_not_repeated(make, monkey
         ready(make(argv=("false",)))
 
 
-def test_a_machine_that_starts_no_more_processes_is_named_instead_of_a_traceback(make, monkeypatch):
+def test_a_machine_that_starts_no_more_processes_is_named_instead_of_a_traceback(make):
     launcher = make(argv=("/nowhere/at/all",))
     with pytest.raises(BadInput, match=r"^launcher: the process that requests a node cannot be started, got: .*No such file"):
         launcher.slots()
