@@ -473,9 +473,7 @@ def test_source_files_are_classified_as_program_library_or_harness() -> None:
 
 
 @pytest.mark.parametrize("imported", ["from tool.cli import main", "import re\nimport sys\nfrom tool.cli import App"])
-def test_package_of_an_entry_point_is_the_programs_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: str
-) -> None:
+def test_package_of_an_entry_point_is_the_programs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: str) -> None:
     libraries, script = tmp_path / "site-packages", tmp_path / "bin" / "tool"
     for folder in (libraries / "tool", script.parent):
         folder.mkdir(parents=True)

@@ -129,9 +129,7 @@ def test_compiling_for_an_evaluation_does_not_count(observed: Observed, monkeypa
 
 
 @pytest.mark.parametrize("reason", ["cache_size_limit reached", "recompile_limit reached", "Dynamo recompile limit exceeded"])
-def test_a_reached_recompile_limit_is_reported_in_the_words_of_each_torch(
-    monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+def test_a_reached_recompile_limit_is_reported_in_the_words_of_each_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(compiling, "_metrics", lambda: [metric(1.0, "a")])

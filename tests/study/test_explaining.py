@@ -30,7 +30,7 @@ from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 from tests.study.conftest import Bench, tiny_space
-from tests.support.fake_launcher import OUT_OF_MEMORY, FakeRunning, Failure, Surface
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, FakeRunning, Surface
 from tests.support.records import a_trial
 from tests.support.rows import more
 

@@ -73,8 +73,8 @@ def _main_folder(libraries: Tuple[str, ...]) -> str:
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return ""
-    scripts = {os.path.realpath(sysconfig.get_path("scripts", *scheme)) for scheme in ((), ("posix_user",))}
-    if os.path.dirname(os.path.realpath(file)) in scripts:
+    scripts = (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user"))
+    if os.path.dirname(os.path.realpath(file)) in map(os.path.realpath, scripts):
         package = next((found[1] for found in map(_ENTRY_POINT.match, linecache.getlines(file)) if found), "")
         file = getattr(sys.modules.get(package), "__file__", None) or file
     folder = os.path.dirname(os.path.abspath(file)) + os.sep
