@@ -86,7 +86,8 @@ def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
 
     def no_bucket(create_bucket: Any) -> Any:
         def not_created(self: Any, bucket_id: str, *, token: Any = None, **_: Any) -> Any:
-            return hf_api.BucketUrl(f"{self.endpoint}/buckets/{whole(self, bucket_id, token)}", endpoint=self.endpoint)
+            url = f"{self.endpoint}/buckets/{whole(self, bucket_id, token)}"
+            return sys.modules["huggingface_hub"].BucketUrl(url, endpoint=self.endpoint)
 
         return not_created
 
