@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.cli.apply import Asked, apply
+from autotune.knobs import malloc
 from autotune.launchers.environment import own_environment
 from autotune.launchers.injection import INJECT
 from tests.apply.conftest import Place, ended, seen

@@ -348,7 +348,7 @@ def test_timm_models_of_a_fixed_size_get_the_size_of_the_images(
     monkeypatch: pytest.MonkeyPatch, image_size: int, is_fixed: bool, given: dict[str, int]
 ) -> None:
     about = {"fixed_input_size": is_fixed, "input_size": (3, 224, 224)}
-    timm = types.ModuleType("timm")
+    timm = ModuleType("timm")
     timm.get_pretrained_cfg_value = lambda name, key: about[key]  # type: ignore[attr-defined]
     timm.create_model = lambda name, pretrained, num_classes, **more: more  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", timm)
