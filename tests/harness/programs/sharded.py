@@ -7,6 +7,7 @@ shards the model as one unit, `loose` shards only its blocks, `again` turns resh
 `moved` moves the model after each step, as programs do that share the device with another model.
 """
 
+import contextlib
 import json
 import sys
 
@@ -69,16 +70,15 @@ torch.manual_seed(0 if {"tensor", "context"} & set(sys.argv) else rank)
 losses = []
 for step in range(1_000_000):
     before = gathered
+    x, splitting = torch.randn(8, 4, 32) if "context" in sys.argv else torch.randn(8, 32), contextlib.nullcontext()
     if "context" in sys.argv:
-        x = torch.randn(8, 4, 32)
-        with context_parallel(sequences, buffers=[x], buffer_seq_dims=[1]):
-            output = model(x)
-    else:
-        output = model(torch.randn(8, 32))
-    if step == 0 and "again" in sys.argv:
-        model.set_reshard_after_forward(True)
-    loss = output.square().mean()
-    loss.backward()
+        splitting = context_parallel(sequences, buffers=[x], buffer_seq_dims=[1])
+    with splitting:
+        output = model(x)
+        if step == 0 and "again" in sys.argv:
+            model.set_reshard_after_forward(True)
+        loss = output.square().mean()
+        loss.backward()
     losses.append(loss.item())
     if step == WATCHED:
         weight = next(model.parameters())
