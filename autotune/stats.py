@@ -163,9 +163,7 @@ def paired_ratio(
     if half is None:
         return Ratio(ratio=math.exp(centre), ci=None, num_rounds=1)
     interval, error = (math.exp(centre - half), math.exp(centre + half)), half / _t_quantile(freedom, 0.5 + confidence / 2)
-    return Ratio(
-        ratio=math.exp(centre), ci=interval, num_rounds=len(ratios), freedom=freedom if noise else None, error=error
-    )
+    return Ratio(ratio=math.exp(centre), ci=interval, num_rounds=len(ratios), freedom=freedom if noise else None, error=error)
 
 
 def quotient(now: Ratio, then: Ratio) -> Ratio:

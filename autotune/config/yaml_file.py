@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
         for key, values in node.value if isinstance(node, yaml.MappingNode) else ():
             for _, value in values.value if key.value == VARIABLES and isinstance(values, yaml.MappingNode) else ():
                 value.tag = TEXT if value.tag in (TRUTH, WHOLE, FRACTION) else value.tag
-        return super().construct_document(node)  # type: ignore[no-untyped-call]
+        return super().construct_document(node)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]

@@ -247,7 +247,7 @@ class Loader:
     @property
     def num_at_once(self) -> int:
         """How many iterators with workers of their own have yielded since `mark_iterators`: 2 for `zip(loader, loader)`."""
-        return max(1, sum(_num_yielded(each) > each.__dict__.get(MARK, 0) for each in self._running()))
+        return max(1, sum(1 for each in self._running() if _num_yielded(each) > each.__dict__.get(MARK, 0)))
 
     def _running(self) -> List[Any]:
         found = (ref() for ref in self._iterators)

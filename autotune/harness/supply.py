@@ -189,7 +189,7 @@ class Supply:
         if not rates:
             return None
         most = self._num_cores() * batches / cpu_s if cpu_s > 0 else float("inf")
-        return min(sum(rates) * training.num_at_once, most) * per_batch
+        return float(min(sum(rates) * training.num_at_once, most) * per_batch)
 
     def _totals(self) -> Tuple[Any, float, float, float]:
         """Returns the training loader and its batches, samples and seconds in __next__ so far."""

@@ -423,7 +423,8 @@ def unlike(first: Slot, slot: Slot, *, has_begun: bool = True) -> list[str]:
     """Returns a problem for each difference that makes the rates of two nodes incomparable.
 
     Args:
-        first, slot: the nodes.
+        first: the node of the first slot.
+        slot: the other node.
         has_begun: whether the study has begun on `first`; else both are nodes for the start of a study.
     """
     one, other = comparable(first.facts), comparable(slot.facts)
