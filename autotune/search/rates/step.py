@@ -43,8 +43,8 @@ SMALL_BATCH = 0.1
 SMALL_BATCH_GAIN = 0.01  # a smaller batch that is expected to be faster by this, in logarithms, is not needless
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
-# For a configuration that differs from the nearest trial in 0, 1, 2, ... knobs: true spread of its rate, relative to that of the
-# model. Near the trials, the model is too uncertain, because most knobs have small effects; far from them, it is too certain,
+# For a configuration that differs from the nearest trial in 0, 1, 2, ... knobs: true spread of its rate, relative to the
+# model's. Near the trials, the model is too uncertain, because most knobs have small effects; far from them, it is too certain,
 # because the errors for many knobs add up. Fitted so that 90 % intervals hold the truth in nine of ten cases on 49 simulated
 # machines (`python -m tests.benchmarks.search --calibration`, seeds 12 to 60).
 CALIBRATION = np.array([0.6, 0.6, 0.8, 0.9, 1.0, 1.2, 1.3, 1.35])
