@@ -30,7 +30,7 @@ KEPT, AGAIN = 4, 7
 
 @pytest.fixture(scope="module")
 def forks(server: Server) -> Iterator[Forks]:
-    """Takes the place of the usual fixture: what the programs import to shard a model is imported once for all of their runs."""
+    """Takes the place of the usual fixture: what programs import to shard a model is imported once for all of their runs."""
     with server.forks("torch.distributed.tensor.parallel", "torch.distributed.fsdp") as made:
         yield made
 
