@@ -4,7 +4,6 @@ The program reports which fraction of a parameter a rank holds, and the number o
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from autotune.harness.knobs.step import PIPELINE
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Run, Trial
 from tests.harness.contexts import context
-from tests.harness.forks import Forks, Server
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 IMPLEMENTATION = "optimizer.implementation"
@@ -26,13 +24,6 @@ AMP, STRATEGY, RESHARD = "precision.amp", "parallel.strategy", "parallel.reshard
 SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
 # All-gathers in a step: one (KEPT) or two (AGAIN) for each of three blocks, and one for the parameters outside the blocks.
 KEPT, AGAIN = 4, 7
-
-
-@pytest.fixture(scope="module")
-def forks(server: Server) -> Iterator[Forks]:
-    """Takes the place of the usual fixture: what programs import to shard a model is imported once for all of their runs."""
-    with server.forks("torch.distributed.tensor.parallel", "torch.distributed.fsdp") as made:
-        yield made
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
