@@ -109,7 +109,7 @@ class Server:
             yield made
 
     def _connected(self) -> socket.socket:
-        """Returns a connection to the process. The first worker that needs the process starts it, and ends it on leaving."""
+        """Returns a connection to the process. The first worker that needs the process starts it, and later ends it."""
         with open(self._folder / "forks.lock", "w") as lock, contextlib.ExitStack() as failed:
             fcntl.flock(lock, fcntl.LOCK_EX)
             connection = failed.enter_context(socket.socket(socket.AF_UNIX))

@@ -141,7 +141,8 @@ def test_loader_is_followed_if_a_step_ends_while_another_thread_counts_a_batch(t
 def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_first_pass(
     trial: Trial, words: tuple[str, ...]
 ) -> None:
-    found = trial("kinds.py", "kept_batches", *words, rules=dataclasses.replace(RULES, min_s=1.5, max_s=2.0)).result()
+    rules = dataclasses.replace(RULES, min_s=1.5, max_s=2.0, cycles_max_s=20.0)
+    found = trial("kinds.py", "kept_batches", *words, rules=rules).result()
     assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "loader")
     assert sum(found.steps["samples"]) == pytest.approx(12 * len(found.steps["samples"]), abs=12 * 50)
     assert found.window is not None

@@ -62,7 +62,8 @@ def test_tokens_per_sample_applies_to_all_counts_and_rates(trial: Trial) -> None
 
 @pytest.mark.thorough
 def test_graph_compiled_in_the_window_restarts_it(trial: Trial) -> None:
-    found = trial("recompiling.py", rules=dataclasses.replace(RULES, warmup_max_s=20.0, min_s=1.0, max_s=2.0)).result()
+    rules = dataclasses.replace(RULES, warmup_max_s=20.0, min_s=1.0, max_s=2.0, cycles_max_s=20.0)
+    found = trial("recompiling.py", rules=rules).result()
     assert found.compiled["graphs"] == 2
     assert found.window is not None
     assert found.window.is_steady, found.window.reason

@@ -4,7 +4,6 @@ The program reports which fraction of a parameter a rank holds, and the number o
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from autotune.harness.knobs.step import PIPELINE
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Run, Trial
 from tests.harness.contexts import context
-from tests.harness.forks import Forks, Server
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 IMPLEMENTATION = "optimizer.implementation"
@@ -26,13 +24,6 @@ AMP, STRATEGY, RESHARD = "precision.amp", "parallel.strategy", "parallel.reshard
 SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
 # All-gathers in a step: one (KEPT) or two (AGAIN) for each of three blocks, and one for the parameters outside the blocks.
 KEPT, AGAIN = 4, 7
-
-
-@pytest.fixture(scope="module")
-def forks(server: Server) -> Iterator[Forks]:
-    """Replaces the usual fixture: what the programs import to shard a model is imported once for all of their runs."""
-    with server.forks("torch.distributed.tensor.parallel", "torch.distributed.fsdp") as made:
-        yield made
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
@@ -122,9 +113,7 @@ def test_a_policy_that_computes_in_bf16_counts_as_the_precision_of_the_program(t
 
 
 @SHARDS
-@pytest.mark.parametrize(
-    ("word", "shared"), [("tensor", 2), ("context", 2), ("fsdp", 1), pytest.param("ddp", 1, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize(("word", "shared"), [("tensor", 2), ("fsdp", 1), pytest.param("ddp", 1, marks=pytest.mark.thorough)])
 def test_a_batch_of_ranks_that_hold_parts_of_one_model_counts_once(trial: Trial, word: str, shared: int) -> None:
     run = trial("sharded.py", word, ranks=2, global_batch=16, knobs={IMPLEMENTATION: "foreach"})
     results = [run.result(rank) for rank in (0, 1)]

@@ -149,7 +149,7 @@ def fetched_ahead():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
-        time.sleep(0.04)
+        time.sleep(0.1)
 
 
 def elsewhere():
