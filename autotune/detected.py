@@ -102,7 +102,8 @@ def _size(num_parameters: int) -> str:
 def _amount(number: float, units: str) -> str:
     """Returns a number with its unit: "1 sample", "16 samples", "1,048,576 tokens", "1 backward pass"."""
     unit = units.removesuffix("es" if units.endswith("sses") else "s")
-    return f"{number:,.10g} {unit if number == 1 else units}"
+    text = f"{round(number):,}" if number == round(number) else f"{number:,.10g}"
+    return f"{text} {unit if number == 1 else units}"
 
 
 def _precision(found: dict[str, Any]) -> str:

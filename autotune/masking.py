@@ -205,7 +205,9 @@ class Secrets:
         References (`${oc.env:NAME}`) are kept: they name a secret but do not contain it.
         """
         if isinstance(document, Mapping):
-            return {name: self.document(value, "" if key in _BY_PATH else str(name)) for name, value in document.items()}
+            if key in _BY_PATH:
+                return {self.message(str(path)): self.document(value) for path, value in document.items()}
+            return {name: self.document(value, str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
             is_series = all(isinstance(item, float) for item in document)  # kept: it holds no secrets, and may be very long
             return list(document) if is_series else [self.document(item, key) for item in document]

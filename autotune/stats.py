@@ -127,7 +127,7 @@ class Ratio:
             looks, is wider.
         num_rounds: rounds in which both were measured.
         freedom: degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise.
-        error: standard error of the log ratio; None if unknown, as in a file of 2026-11-30 or before. It is then recovered from
+        error: standard error of the log ratio; None if unknown, as in files of earlier versions. It is then recovered from
             `ci` as if that were a 95 % interval, so it is too large if that holds for several looks.
     """
 
@@ -169,8 +169,8 @@ def paired_ratio(
 def quotient(now: Ratio, then: Ratio) -> Ratio:
     """Returns how much of an earlier speed-up is left: one ratio over another that was measured independently.
 
-    Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947), with standard errors
-    recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
+    Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947). Standard errors that are
+    unknown are recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
 
     Args:
         now: the ratio measured now. The quotient has an interval only if this ratio has one.

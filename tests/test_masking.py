@@ -188,6 +188,12 @@ def test_sizes_of_files_are_kept_if_a_path_sounds_like_a_secret():
     assert Secrets().document(evidence) == {**evidence, "hub_token": "***"}
 
 
+def test_a_secret_in_the_name_of_a_file_that_is_a_key_is_masked():
+    secrets = Secrets.known({"DB_PASSWORD": "correcthorse"}, [])
+    stored = secrets.stored(json.dumps(secrets.document({"files_left": {"run_correcthorse.pt": 1}})))
+    assert json.loads(stored) == {"files_left": {"run_***.pt": 1}}
+
+
 @pytest.mark.parametrize(
     "word", ["baseline", "interrupted", "interrupt", "training", "loader", "batch", "study", "name", "model", "machine"]
 )

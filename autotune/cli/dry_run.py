@@ -72,9 +72,11 @@ def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], 
     from autotune.machine import host_context
 
     command, config = composed.command, composed.config
-    program = program_of(command.argv(command.placeholders))
-    is_alone = program.by == "python" and program.is_certain and not program.starter  # a shell script may start several ranks
-    num = config.launch.nproc if command.is_recipe else program.num_processes or (1 if is_alone else None)
+    num: int | None = config.launch.nproc
+    if not command.is_recipe:
+        program = program_of(command.argv(command.placeholders))
+        is_python = program.by == "python" or (program.script or "").endswith(".py")  # a shell script may start several ranks
+        num = program.num_processes or (1 if is_python and program.is_certain and not program.starter else None)
     here = host_context(facts, None, is_recipe=command.is_recipe, device=config.device.kind)
     here = replace(here, world_size=num)
     keys = sorted(composed.space.domains)

@@ -140,7 +140,7 @@ def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
         try:
             about = folder.read_study()
             if about.recording and about.base == composed.name and _is_same(about, composed):
-                found.append((about.sequence, folder))
+                found.append(((about.sequence, about.started_at), folder))  # numbers may be equal, see `studies.find`
         except (OSError, ValueError):
             continue
     return max(found, key=lambda pair: pair[0])[1] if found else None

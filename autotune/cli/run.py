@@ -107,11 +107,15 @@ def check_grid(composed: Composed) -> None:
     if composed.config.search.sampler != "grid":
         return
     from autotune.config.command import BATCH_SIZE
+    from autotune.knobs.catalogue import knob
+    from autotune.knobs.step import ACCUMULATION, tier_of
     from autotune.search.samplers import checked_grid
 
     space = composed.space
-    held = {BATCH_SIZE} if space.is_held else set()  # then only divisors of train.global_batch are tried
-    checked_grid({key: domain.distribution() for key in space.typed - held if (domain := space.domains.get(key))})
+    held = {BATCH_SIZE, ACCUMULATION.key} if space.is_held else set()  # then only divisors of train.global_batch are tried
+    keys = [key for key in space.typed - held - space.pinned.keys() if key in space.domains]
+    searched = [key for key in keys if tier_of(knob(key), is_held=space.is_held).rank <= space.tiers.rank]
+    checked_grid({key: domain.distribution() for key in searched if (domain := space.domains[key])})
 
 
 def _limit_of_job(minutes: float | None) -> str:

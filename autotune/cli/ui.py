@@ -152,7 +152,8 @@ def _bring_up_to_date(runs: Path) -> None:
             return
         if code >= 0:  # not killed: `autotune sync` has printed why it failed
             kind = BadInput if code == BadInput.exit_code else AutotuneError
-            raise kind(f"--runs-dir: the tracking store {here} could not be made, so there is nothing to show.")
+            option = "--runs-dir: " if kind is BadInput else ""
+            raise kind(f"{option}the tracking store {here} could not be made, so there is nothing to show.")
     # The server must not make the store: if it were killed while doing so, the store would stay half made.
     raise AutotuneError(
         f"the tracking store {here} could not be made: `autotune sync --all` was killed first. Start `autotune ui` again."

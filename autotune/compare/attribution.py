@@ -296,7 +296,7 @@ class Attributor:
             if one.score and one.outcome.may_win:
                 measured.setdefault(configuration_key(one.changed), []).append(one.score)
         # A trial that fails parity is ruled out afterwards, which changes no number of trials.
-        key = (winner.number, len(others), len(trials), sum(one.outcome.has_value for one in [*others, *trials]))
+        key = (winner.number, len(session.records), len(trials), sum(one.outcome.has_value for one in [*others, *trials]))
         if key not in self._estimates:
             records, spread = [*others, *trials], noise or assumed
             found = estimated(winner.changed, lost, records, spread)

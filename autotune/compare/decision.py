@@ -273,7 +273,8 @@ def without_finalist(records: list[TrialRecord]) -> Decision:
     if any(_may_be_as_fast(record, records[0]) for record in records[1:]):
         reason = "undecided after one measurement each: no configuration was faster, but some may be as fast"
         return Decision(verdict="ambiguous", reason=reason)
-    what = "satisfies the constraints" if any(record.outcome is Outcome.infeasible for record in records[1:]) else "trained"
+    are_barred = records[0].outcome is not Outcome.infeasible and Outcome.infeasible in [record.outcome for record in records]
+    what = "satisfies the constraints" if are_barred else "trained"
     return Decision(verdict="same", reason=f"no configuration that {what} came close to the baseline")
 
 

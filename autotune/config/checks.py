@@ -68,7 +68,7 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "launch.ray.gpus": (0, 1024),
     "launch.ray.cpus": (0, 100_000),
     "device.index": (0, 1023),
-    "record.configurations": (4, 100_000),  # fewer cannot be replayed
+    "record.configurations": (2, 100_000),
     "record.repeats": (1, 1000),
     "record.repeats_of_best": (0, 1000),
     "record.minutes": (None, MINUTES_A_YEAR),

@@ -20,7 +20,7 @@ PROVENANCE = "provenance"
 EXPORTED = "Give a study, or a file that `autotune export STUDY -o best.yaml` wrote"
 MAX_NAME = 60
 MAX_ROUNDS = 10**6  # largest number of rounds that is believed; a claim with a far larger one could not be stored
-MAX_ERROR = 100.0  # largest standard error of a log ratio that is believed; its fourth power must be a number
+MAX_ERROR = 10.0  # largest standard error of a log ratio that is believed; exp of 13 times it must be a number
 NUMBER = re.compile(r"\d{1,9}")
 RECIPE_KEYS = {"model.name", "model.factory"}
 # Keys that identify a loader whose knobs were set in the study; only the first two are in every file.

@@ -94,6 +94,7 @@ class Search:
         # were disturbed or interrupted, because the sampler proposes each point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
+        self._is_listing = False  # whether the sampler has missed configurations of a small space, so that these are listed
         self._unaffordable: list[tuple[str, str, KnobValue]] = []  # see `_unaffordable_values`
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
         self._reason = ""
@@ -403,6 +404,8 @@ class Search:
         is_grid = self._sampler_name == "grid"
         limit, limit_too_dear = (MAX_REPEATED_GRID_POINTS,) * 2 if is_grid else (MAX_REPEATED_PROPOSALS, MAX_TOO_DEAR)
         self._is_too_dear = False
+        if self._is_listing and (missed := self._missed()):
+            return missed
         num_known = num_too_dear = 0
         while num_known < limit and num_too_dear < limit_too_dear and not self._is_grid_done():
             trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
@@ -423,6 +426,7 @@ class Search:
             else:
                 return proposal
         if num_known >= limit and not is_grid and (missed := self._missed()):
+            self._is_listing = True
             return missed
         is_risky = self._rates and self._rates.is_exhausted and self._rates.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
@@ -431,7 +435,10 @@ class Search:
         return None
 
     def _missed(self) -> Proposal | None:
-        """Returns a configuration that is left although the sampler did not find it; None in a large space."""
+        """Returns a configuration that is left although the sampler did not find it; None in a large space.
+
+        Of a range, a few values count, see `coding.levels_of`.
+        """
         listed = {key: values for key, values in levels(self._space).items() if key not in self._hold}
         if math.prod(map(len, listed.values())) > MAX_LISTED:
             return None

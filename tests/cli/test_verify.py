@@ -184,7 +184,7 @@ def test_value_that_the_node_of_a_cluster_cannot_serve_is_refused(place, tmp_pat
         what="many.yaml", overrides=("launcher=slurm",), command=COMMAND[1:], runs=tmp_path, rounds=2, minutes=1.0,
         is_long=False, long_minutes=None,
     )  # fmt: skip
-    with pytest.raises(BadInput, match=r"many\.yaml: loader\.num_workers: more than this machine can serve \(2 effective"):
+    with pytest.raises(BadInput, match=r"many\.yaml: loader\.num_workers: more than the node can serve \(2 effective"):
         verify(asked, as_json=False)
     assert closed
 

@@ -180,7 +180,6 @@ OVERRIDES: list[tuple[str, str]] = [
     # numbers out of range
     ("study.budget.minutes=0", "study.budget.minutes: too small, got 0.0. Allowed: above 0"),
     ("study.budget.minutes=-1", "study.budget.minutes: too small"),
-    ("record.configurations=3", "record.configurations: too small, got 3. Allowed: 4"),
     ("study.budget.minutes=nan", "study.budget.minutes: not a number, got nan"),
     ("study.budget.minutes=inf", "study.budget.minutes: too large, got inf"),
     ("study.budget.minutes=1e999", "study.budget.minutes: too large, got inf"),

@@ -46,8 +46,8 @@ def fake_inputs(composed, launcher, machine, **more):
 class Bench:
     """A study on the fake launcher, ready to run.
 
-    Unless `is_kept`, it writes its summary only at its end, and neither a best.yaml nor a report: to write them after every
-    trial takes longer than the study itself. It then knows no earlier studies, either.
+    Unless `is_kept`, it writes its summary only at its end, and no best.yaml: to write them after every trial takes longer than
+    the study itself. It then knows no earlier studies, either. It never writes a report.
     """
 
     def __init__(
