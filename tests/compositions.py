@@ -5,6 +5,7 @@ compositions.
 """
 
 import copy
+import functools
 from collections.abc import Callable
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,6 +16,7 @@ from autotune.config.keys import LEAVES
 from autotune.config.overrides import Split
 
 in_full: Callable[[Split], DictConfig] = compose._hydra
+parsed = functools.cache(OverridesParser.create().parse_override)  # parsing KEY=VALUE takes a millisecond
 _known: dict[str, DictConfig] = {}
 
 
@@ -27,7 +29,7 @@ def copied(given: Split) -> DictConfig:
         if key not in _known:
             _known[key] = in_full(rest)
         made = copy.deepcopy(_known[key])
-        for override in OverridesParser.create().parse_overrides(values):
+        for override in map(parsed, values):
             OmegaConf.update(made, override.key_or_group, override.value(), merge=True)
     except Exception:
         if not values:
