@@ -506,9 +506,7 @@ def test_functions_in_files_of_the_same_name_are_measured_separately(bench, tiny
 
 def test_function_that_cannot_be_skipped_is_reported_without_a_trial(bench, tiny):
     line = made.line("total += sum(range(n))", 0.03, function="main.<locals>.watch")
-    made_bench = bench(
-        Surface(documents=lambda which, knobs: [made.lines(line)] if which == "lines" else []), *tiny, minutes=2
-    )
+    made_bench = bench(Surface(documents=lambda which, knobs: [made.lines(line)] if which == "lines" else []), *tiny, minutes=2)
     made_bench.run()
     explained = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]["explained"][0]
     assert explained["notes"] == [
