@@ -32,8 +32,8 @@ def create(runs: Path, name: str) -> StudyFolder:
     check_name(name)
     try:
         runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # other users must not be able to replace what is in it
-        for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
-            path = runs / f"{name}{suffix}"
+        for number in range(1, 100_000):
+            path = runs / (name if number == 1 else f"{name}-{number}")
             try:
                 path.mkdir(mode=0o700)
             except FileExistsError:

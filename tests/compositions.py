@@ -5,16 +5,22 @@ compositions.
 """
 
 import copy
+import functools
 from collections.abc import Callable
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 
 from autotune.config import compose
 from autotune.config.keys import LEAVES
 from autotune.config.overrides import Split
+from autotune.masking import Secrets
 
 in_full: Callable[[Split], DictConfig] = compose._hydra
+yaml_in_full: Callable[[DictConfig, Secrets], str] = compose._yaml
+parsed = functools.cache(OverridesParser.create().parse_override)  # parsing KEY=VALUE takes a millisecond
 _known: dict[str, DictConfig] = {}
 
 
@@ -27,10 +33,24 @@ def copied(given: Split) -> DictConfig:
         if key not in _known:
             _known[key] = in_full(rest)
         made = copy.deepcopy(_known[key])
-        for override in OverridesParser.create().parse_overrides(values):
+        for override in map(parsed, values):
             OmegaConf.update(made, override.key_or_group, override.value(), merge=True)
     except Exception:
         if not values:
             raise
         return in_full(given)  # reports what is wrong
     return made
+
+
+class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):
+    """Writes texts as OmegaConf does."""
+
+
+_Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
+
+
+def yaml_of(raw: DictConfig, secrets: Secrets) -> str:
+    """Returns what `compose._yaml` returns, without making a second composition."""
+    made = secrets.document(OmegaConf.to_container(raw, resolve=False, enum_to_str=True))
+    dumper = _Dumper if repr(made).isascii() else get_omega_conf_dumper()  # libyaml escapes some characters
+    return yaml.dump(made, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=dumper)

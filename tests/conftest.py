@@ -9,10 +9,11 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from autotune.cli import app
 from autotune.config import compose
-from tests.compositions import copied
+from tests.compositions import copied, parsed, yaml_of
 
 # Under `nohup`, or in the background of a script, the tests inherit ignored signals. They would pass this on to the processes
 # whose reaction to these signals they test.
@@ -69,6 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _compositions_are_copied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_hydra", copied)
+        patch.setattr(compose, "_yaml", yaml_of)
+        patch.setattr(OverridesParser, "parse_override", lambda self, text: parsed(text))
         yield
 
 

@@ -25,7 +25,7 @@ from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Tier
 from autotune.space import Choice, IntInterval, resolve
-from tests.compositions import in_full
+from tests.compositions import in_full, yaml_in_full, yaml_of
 
 BEST = """\
 # @package _global_
@@ -47,6 +47,7 @@ provenance:
 @pytest.fixture(autouse=True)
 def _composed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.config.compose._hydra", in_full)
+    monkeypatch.setattr("autotune.config.compose._yaml", yaml_in_full)
 
 
 @pytest.fixture
@@ -58,6 +59,14 @@ def runs(tmp_path: Path) -> Path:
 
 IMAGE_MODELS = ("convnext_tiny", "efficientnet_b0", "resnet18", "resnet50", "vit_b_16")
 TEXT_MODELS = ("bert_base", "gpt2_small", "llama_small")
+
+
+@pytest.mark.parametrize("value", ["plain", "'1e3'", "'off'", "''", "'x: y #z'", "'äö \U0001f600'", f"'{'long ' * 60}'"])
+def test_other_tests_get_the_same_yaml_as_from_omegaconf(monkeypatch: pytest.MonkeyPatch, make, value: str) -> None:
+    words = ("model=resnet18", f"env.A={value}", "env.B='1.50'", "objective=[throughput,time_for_samples]")
+    usual = make(*words, "study.samples=115e6").yaml
+    monkeypatch.setattr("autotune.config.compose._yaml", yaml_of)
+    assert make(*words, "study.samples=115e6").yaml == usual
 
 
 def test_every_model_of_conf_is_composed_by_a_test() -> None:

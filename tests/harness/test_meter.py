@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from scipy import stats
 
 from autotune.harness.blocks import Blocks
 from autotune.harness.interval import MERGED_BLOCKS, MIN_BLOCKS, mean_half_width_frac, spread_frac, student_t
@@ -235,6 +234,8 @@ def test_spread_needs_five_blocks() -> None:
 
 
 def test_many_blocks_are_merged_because_neighbours_are_correlated() -> None:
+    from scipy import stats  # not at the top: every worker of pytest would import it
+
     rates = [90.0] * 50 + [110.0] * 50  # one slow wave, so the blocks are not independent
     merged, naive = spread_frac(rates), spread_frac(rates[::3][:MERGED_BLOCKS])
     assert merged is not None
@@ -244,6 +245,8 @@ def test_many_blocks_are_merged_because_neighbours_are_correlated() -> None:
 
 @pytest.mark.parametrize("degrees", [4, 5, 7, 10, 20, 39, 100])
 def test_student_t_quantile_agrees_with_scipy(degrees: int) -> None:
+    from scipy import stats
+
     assert student_t(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=0.003)
 
 

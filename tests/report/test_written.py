@@ -31,7 +31,7 @@ def test_interrupted_study_leaves_a_report_and_resuming_replaces_it(tmp_path):
     def interrupted(trial, knobs):
         return Failure(raises=KeyboardInterrupt) if trial == 3 else None
 
-    bench = kept(tmp_path, of=made.surface(failures=interrupted), minutes=6)
+    bench = kept(tmp_path, of=made.surface(failures=interrupted), minutes=3)
     assert bench.run()["status"] == "interrupted"
     assert "autotune resume" in report_of(bench)
     bench.surface.failures = lambda trial, knobs: None
@@ -58,7 +58,7 @@ def test_explaining_a_study_writes_its_report_again(tmp_path):
 
 
 def test_unwritable_report_gives_one_note(tmp_path):
-    bench = kept(tmp_path, minutes=4)
+    bench = kept(tmp_path, minutes=2)
     bench.folder.report_file.mkdir()
     assert bench.run()["status"] == "complete"
     notes = [note for note in bench.listener.named("notice") if "report" in str(note)]
@@ -71,6 +71,6 @@ def test_error_while_the_report_is_made_gives_a_note(tmp_path, monkeypatch):
         raise RuntimeError("the moon is full")
 
     monkeypatch.setattr("autotune.report.page.page", broken)
-    bench = kept(tmp_path, minutes=4)
+    bench = kept(tmp_path, minutes=2)
     assert bench.run()["status"] == "complete"
     assert any("No report was written (the moon is full)" in str(note) for note in bench.listener.named("notice"))

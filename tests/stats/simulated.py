@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 
 import numpy as np
-from scipy.signal import lfilter
 
 from autotune.clock import VirtualClock
 from autotune.compare.decision import Decision
@@ -29,6 +28,8 @@ def lognormal(state: np.ndarray, spread: float) -> np.ndarray:
 
 def autocorrelated(rng: np.random.Generator, count: int, rho: float) -> np.ndarray:
     """Returns a stationary AR(1) series with standard normal values."""
+    from scipy.signal import lfilter  # not at the top: every worker of pytest would import it
+
     shocks = rng.normal(size=count) * math.sqrt(1 - rho**2)
     shocks[0] = rng.normal()
     return lfilter([1.0], [1.0, -rho], shocks)

@@ -7,6 +7,7 @@ import pytest
 from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse
+from autotune.monitors.host import HostTimes
 from autotune.monitors.nvml import NoDevice
 from autotune.studies import create
 from autotune.study import StudyInputs, run_study
@@ -89,6 +90,13 @@ class Bench:
 def _reports_are_not_written(monkeypatch):
     """Saves time: a report takes as long as ten trials. `tests/report/test_written.py` tests them."""
     monkeypatch.setattr("autotune.study.writing.write_report", lambda folder, summary: folder.report_file)
+
+
+@pytest.fixture(autouse=True)
+def _host_is_not_read(monkeypatch):
+    """Saves reading the counters of the real machine several times a trial."""
+    times = HostTimes(cpu_s=0.0, steal_s=0.0, pressure_s={}, throttled_s=None)
+    monkeypatch.setattr("autotune.monitors.watch.read_times", lambda: times)
 
 
 @contextlib.contextmanager
