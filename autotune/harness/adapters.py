@@ -59,7 +59,8 @@ def _keep_mlflow_in_scratch(at_start: Mapping[str, str], utils: Any) -> None:
 # Functions of the Hub that send or change something and return nothing.
 WITHOUT_RESULT = (
     *("preupload_lfs_files", "batch_bucket_files", "create_branch", "create_tag"),
-    *("delete_branch", "delete_tag", "delete_repo", "super_squash_history"),
+    *("delete_branch", "delete_tag", "delete_repo", "super_squash_history", "delete_bucket"),
+    *("move_repo", "move_bucket", "update_repo_settings"),
 )
 
 

@@ -19,6 +19,9 @@ from torch.nn import Parameter
 from . import members
 
 NUM_COMPARED = 16  # number of batches whose shapes are compared with what the sampler asked for
+MOST_SHORT = (
+    3  # after this many batches, all of them smaller than the sampler asked for, shapes no longer decide what is counted
+)
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
 MAX_NODES = 64  # nodes of an input's autograd graph that are searched for parameters
@@ -62,7 +65,7 @@ class Sizes:
 
     def __init__(self) -> None:
         self._dimensions: Optional[List[int]] = None  # dimensions whose sizes have equalled the sampler's number so far
-        self._num_compared = 0
+        self._num_compared = self._num_short = 0
         self.dimension: Optional[int] = None  # the dimension of the first tensor that counts samples; None until known
         self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
@@ -99,7 +102,8 @@ class Sizes:
 
     def _compared(self, shape: Tuple[int, ...], asked: int) -> float:
         fitting = [dimension for dimension, size in enumerate(shape) if size == asked]
-        if self._dimensions is None and not fitting and (not shape or shape[0] < asked):
+        if self._dimensions is None and not fitting and (not shape or shape[0] < asked) and self._num_short < MOST_SHORT:
+            self._num_short += 1
             return asked  # samples of this batch may have been dropped: a later one decides
         if self._dimensions is None:
             self._dimensions = fitting

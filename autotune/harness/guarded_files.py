@@ -289,9 +289,9 @@ class Kept:
 
         def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
             folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""
-            if folder in self._removed:
-                self._removed.discard(folder)
-            else:
+            is_there = folder in self._removed and os.path.isdir(folder)
+            self._removed.discard(folder)
+            if not is_there:
                 make(path, mode, dir_fd=dir_fd)
                 self._note_folder(os.path.realpath(_at(path, dir_fd)))
 

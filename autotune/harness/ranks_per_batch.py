@@ -70,8 +70,10 @@ class Sharing:
             return 1
         groups = [wrapper.process_group for wrapper in self._context.handlers.parallel.living]
         num_ranks, num_averaging = ranks.get_world_size(), max(map(ranks.get_world_size, groups), default=0)
-        # Gradients are also averaged over the ranks that share a sequence.
-        num_shares = self._context.loaders.num_shares or (self._num_replicas or num_averaging) // self._num_per_sequence
+        averaging = self._num_replicas or num_averaging
+        if averaging * self._num_per_sequence > num_ranks // (self._num_parts * self.num_stages):
+            averaging //= self._num_per_sequence  # gradients are also averaged over the ranks that share a sequence
+        num_shares = self._context.loaders.num_shares or averaging
         num_shares = num_shares or num_ranks // (self._num_parts * self.num_stages * self._num_per_sequence)
         return int(num_ranks // num_shares) if num_shares and num_ranks % num_shares == 0 else 1
 

@@ -69,20 +69,20 @@ class Guarded:
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
             if self.why_not:
-                self._continue_stopped()
+                self.let_go()
         if self._lease is not None or self.why_not:
             return
         try:
             self._lease = Lease(self.path)
             self.open_since_s = None
-            self._continue_stopped()
+            self.let_go()
         except (BlockingIOError, FileNotFoundError):  # another program is writing or replacing it: try again later
             self.open_since_s = self.open_since_s or time.monotonic()
             if time.monotonic() - self.open_since_s > STOPPED_MAX_S:
-                self._continue_stopped()
+                self.let_go()
         except OSError as error:
             self.why_not, self.open_since_s = error.strerror or str(error), None
-            self._continue_stopped()
+            self.let_go()
 
     def was_replaced(self) -> bool:
         """Returns whether the path now names another file, or none."""
@@ -172,7 +172,8 @@ class Guarded:
         while pids & lease.waiting() and time.monotonic() < until_s:
             time.sleep(0.001)
 
-    def _continue_stopped(self) -> None:
+    def let_go(self) -> None:
+        """Continues the processes that were stopped."""
         _send(self._stopped, signal.SIGCONT)
         self._stopped = set()
 
@@ -219,7 +220,7 @@ class Guarded:
 
     def end(self) -> None:
         """Ends the guard; `follow` starts it again."""
-        self._continue_stopped()
+        self.let_go()
         if self._lease is not None:
             self._lease.close()
             self._lease = None

@@ -58,7 +58,8 @@ from autotune.launchers.writers import (
 )
 
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
-# Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
+# Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's, or
+# if it is a .txt file in one of LOG_FOLDERS.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
 LOG_FOLDERS = ("log", "logs", "metrics", "results")  # names of folders in which plain text counts as logs
 STDIN = 0
@@ -157,9 +158,9 @@ class Trial:
         self._wrote |= self._listed_by_harness(protocol.MADE_FILE)
         for path in [path for path in self._guarded if self._is_removed(path) and not os.path.lexists(path)]:
             self._lose(path)  # if no folder could be watched, nothing has reported it yet
-        self._copying.shutdown()  # waits for the copies
         for guarded in self._guarded.values():
             guarded.end()
+        self._copying.shutdown()  # waits for the copies
         self._folders.close()
         spared = self._listed_by_harness(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
@@ -260,7 +261,11 @@ class Trial:
     def _lose(self, path: Path) -> None:
         """Keeps the original of a file aside that the trial has replaced or removed, and guards it no longer."""
         guarded = self._guarded.pop(path)
-        self._copying.submit(guarded.end_aside)
+        guarded.let_go()
+        try:
+            self._copying.submit(guarded.end_aside)
+        except RuntimeError:  # this machine starts no more threads
+            guarded.end_aside()
         self._ended.append(guarded)
         self._there -= {path}  # a file that is made there now is new
 

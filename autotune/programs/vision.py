@@ -162,8 +162,8 @@ def build_model(name: str, num_classes: int, image_size: int, source: str = "tor
     if source == "timm":
         import timm
 
-        of_model = {key: timm.get_pretrained_cfg_value(name, key) for key in ("fixed_input_size", "input_size")}
-        is_other = of_model["fixed_input_size"] and of_model["input_size"][-1] != image_size
+        usual = timm.get_pretrained_cfg(name)  # None for a model that has no such settings
+        is_other = getattr(usual, "fixed_input_size", False) and usual.input_size[-1] != image_size
         size = {"img_size": image_size} if is_other else {}  # models of any size, such as ResNets, do not have this argument
         model = timm.create_model(name, pretrained=False, num_classes=num_classes, **size)
         return model

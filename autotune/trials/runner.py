@@ -214,7 +214,7 @@ class TrialRunner:
         return request.kind is Kind.explain and ended.results[0].status == "ended" and not document.exists()
 
     def keep_logs(self, first: TrialRecord) -> None:
-        """Renames the logs of the first attempt, which the second attempt would overwrite."""
+        """Renames the logs of the last attempt, which the next would overwrite. Those of an attempt before it are lost."""
         folder = self.folder.trial_path(first.number)
         for name in (STDOUT_FILE, STDERR_FILE):
             with contextlib.suppress(OSError):

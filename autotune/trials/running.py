@@ -251,7 +251,7 @@ def _lacked_room(record: TrialRecord) -> bool:
 
 
 def _join(record: TrialRecord, earlier: TrialRecord) -> None:
-    """Adds the first attempt to the record of the second. The first attempt's time is part of the trial's cost."""
+    """Adds the earlier attempts to the record of the latest. Their time is part of the trial's cost."""
     record.evidence["earlier_attempt"] = {"outcome": earlier.outcome, "reason": earlier.reason, "seconds": earlier.seconds}
     for key in ("files_left", "files_new", "files_unguarded"):
         record.evidence[key] = {**earlier.evidence.get(key, {}), **record.evidence.get(key, {})}

@@ -64,8 +64,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yields the process that all workers share, and ends it."""
     own = tmp_path_factory.getbasetemp()
     made = Server(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own, environment({"PYTHONPATH": ""}))
-    yield made
-    made.close()
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture(scope="session")

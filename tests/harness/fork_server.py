@@ -104,7 +104,7 @@ def connected(descriptor: int) -> bool:
     with socket.socket(fileno=descriptor) as listener:
         while True:
             ready, _, _ = select.select([listener, 0], [], [])
-            if 0 in ready:
+            if listener not in ready:
                 return False
             with listener.accept()[0] as connection:
                 if not os.fork():

@@ -140,6 +140,11 @@ class Server:
     def close(self) -> None:
         """Ends the process, if it was started here."""
         for process, place in self._started:
+            with open(self._folder / "forks.lock", "w") as lock:  # from now on, no worker connects
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                socket_file = self._folder / "forks.socket"
+                if socket_file.exists() and socket_file.read_text() == os.path.join(place, "socket"):
+                    socket_file.unlink()
             process.communicate(timeout=60)
             shutil.rmtree(place)
 

@@ -26,7 +26,7 @@ from autotune.launchers.guarded import Guarded
 from autotune.launchers.keeper import Trial
 from autotune.launchers.user_files import Folders, UserFiles
 from autotune.launchers.writers import Processes
-from tests.harness.forks import Forks
+from tests.harness.forks import OwnForks
 from tests.support.rows import more
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -93,7 +93,7 @@ def start(cwd, code, *words, is_trial=True):
 @functools.cache
 def torch_forks(mark):
     """Returns a process of the trials that has imported torch. Programs that need torch are its forks, to start faster."""
-    made = Forks({**os.environ, protocol.MARK_VARIABLE: mark}, ["torch"])
+    made = OwnForks({**os.environ, protocol.MARK_VARIABLE: mark}, ["torch"])
     atexit.register(made.close)
     return made
 

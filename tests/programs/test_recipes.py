@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -330,7 +330,7 @@ def test_timm_models_are_created_without_pretrained_weights(tmp_path: Path, caps
     (tmp_path / "timm.py").write_text(
         "import torch\n"
         "def list_models(): return ['flat']\n"
-        "def get_pretrained_cfg_value(name, key): return {'input_size': (3, 224, 224)}.get(key)\n"
+        "def get_pretrained_cfg(name): return None\n"
         "def create_model(name, pretrained, num_classes):\n"
         "    print('timm makes', name, pretrained, num_classes)\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))\n"
@@ -347,9 +347,9 @@ def test_timm_models_are_created_without_pretrained_weights(tmp_path: Path, caps
 def test_timm_models_of_a_fixed_size_get_the_size_of_the_images(
     monkeypatch: pytest.MonkeyPatch, image_size: int, is_fixed: bool, given: dict[str, int]
 ) -> None:
-    about = {"fixed_input_size": is_fixed, "input_size": (3, 224, 224)}
+    usual = SimpleNamespace(fixed_input_size=is_fixed, input_size=(3, 224, 224))
     timm = ModuleType("timm")
-    timm.get_pretrained_cfg_value = lambda name, key: about[key]  # type: ignore[attr-defined]
+    timm.get_pretrained_cfg = lambda name: usual  # type: ignore[attr-defined]
     timm.create_model = lambda name, pretrained, num_classes, **more: more  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", timm)
     assert load("vision").build_model("vit", 5, image_size, "timm") == given
