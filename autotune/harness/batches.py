@@ -19,9 +19,7 @@ from torch.nn import Parameter
 from . import members
 
 NUM_COMPARED = 16  # number of batches whose shapes are compared with what the sampler asked for
-MOST_SHORT = (
-    3  # after this many batches, all of them smaller than the sampler asked for, shapes no longer decide what is counted
-)
+MOST_SHORT = 3  # after this many batches that are all smaller than the sampler asked for, shapes no longer decide
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
 MAX_NODES = 64  # nodes of an input's autograd graph that are searched for parameters

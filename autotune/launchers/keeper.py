@@ -58,8 +58,8 @@ from autotune.launchers.writers import (
 )
 
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
-# Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's, or
-# if it is a .txt file in one of LOG_FOLDERS.
+# Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's,
+# or if it is a .txt file in one of LOG_FOLDERS.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
 LOG_FOLDERS = ("log", "logs", "metrics", "results")  # names of folders in which plain text counts as logs
 STDIN = 0
