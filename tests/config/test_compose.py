@@ -331,8 +331,8 @@ def test_leading_zeros_in_a_file_mean_the_same_as_on_the_command_line(make, tmp_
     [
         (("model=timm/vit_tiny", "model=resnet50"), "torchvision", "resnet50"),
         (("model=timm/", "model=timm/vit_tiny", "model=torchvision/resnet34"), "torchvision", "resnet34"),
-        (("model=resnet50", "model=timm/vit_tiny"), "timm", "vit_tiny"),
-        (("model=timm/vit_tiny", "model.name=vit_small"), "timm", "vit_small"),
+        (("model=resnet50", "model=torchvision/resnet34"), "torchvision", "resnet34"),
+        (("model=torchvision/resnet34", "model.name=resnet50"), "torchvision", "resnet50"),
     ],
 )
 def test_last_of_several_models_is_the_one_that_is_tuned(make, words: tuple[str, ...], source: str, name: str) -> None:

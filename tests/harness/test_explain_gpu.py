@@ -178,7 +178,7 @@ def test_products_are_timed_in_the_16_bit_type_that_the_gpu_multiplies_fast(
         timed.append(call().dtype if call.func is torch.mm else None)
         return 1.0
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(products, "least_s", least_s)
     assert narrow_type("cuda") == name
     assert narrow_type("cpu") == "bfloat16"

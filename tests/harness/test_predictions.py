@@ -19,7 +19,10 @@ LONG_STEPS = 6000
 def predicted(program: Program, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[float, str | None, Meter]:
     """Runs a simulated trial, fed as a session feeds its meter; returns its samples per second, its regime and its meter."""
     simulation = Simulation(program, seed)
-    training = SimpleNamespace(num_workers=program.workers, counters_file="x", total_samples=BATCH, total_batches=1)
+    training = SimpleNamespace(
+        num_workers=program.workers, counters_file="x", total_samples=BATCH, total_batches=1, num_at_once=1
+    )
+    training.mark_iterators = lambda: None
     found, rules = Supply(SimpleNamespace(training=training)), MeasureRules()
     monkeypatch.setattr(Supply, "read", lambda self: simulation.reading())
     monkeypatch.setattr(supply, "GLANCE_S", 0.0)

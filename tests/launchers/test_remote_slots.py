@@ -156,7 +156,7 @@ def test_slots_are_closed_at_the_same_time(parts, monkeypatch):
 
 def test_slots_on_different_kinds_of_nodes_are_refused(parts, monkeypatch):
     launcher = RemoteSlots(parts)
-    facts = iter([{"num_cores": 2}, {"num_cores": 4}, {"num_cores": 2}, {"num_cores": 4}])
+    facts = iter([{"num_cores": number} for number in (2, 2, 4, 4, 2, 4)])  # each node beside itself, then both together
     monkeypatch.setattr("autotune.launchers.remote.comparable", lambda _: next(facts))
     with pytest.raises(BadInput, match=r"is unlike node \S+, got num_cores 4 instead of 2\. .* launch\.slots=1\.$"):
         ready(launcher)
