@@ -11,7 +11,6 @@ from collections.abc import Callable
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
 
 from autotune.config import compose
 from autotune.config.keys import LEAVES
@@ -42,15 +41,31 @@ def copied(given: Split) -> DictConfig:
     return made
 
 
-class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):
+class _Dumper(yaml.Dumper):
     """Writes texts as OmegaConf does."""
 
 
-_Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
+class _FastDumper(getattr(yaml, "CDumper", yaml.Dumper)):
+    """The same by libyaml, which escapes some characters that are not ASCII."""
+
+
+def _write_text(dumper: yaml.Dumper, text: str) -> yaml.ScalarNode:
+    """Quotes what looks like a number or a truth value."""
+    try:
+        float(text)
+    except ValueError:
+        looks_so = text.lower() in ("y", "n")
+    else:
+        looks_so = True
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if looks_so else None)
+
+
+for _each in (_Dumper, _FastDumper):
+    _each.add_representer(str, _write_text)
 
 
 def yaml_of(raw: DictConfig, secrets: Secrets) -> str:
     """Returns what `compose._yaml` returns, without making a second composition."""
     made = secrets.document(OmegaConf.to_container(raw, resolve=False, enum_to_str=True))
-    dumper = _Dumper if repr(made).isascii() else get_omega_conf_dumper()  # libyaml escapes some characters
+    dumper = _FastDumper if repr(made).isascii() else _Dumper
     return yaml.dump(made, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=dumper)
