@@ -34,7 +34,7 @@ def apply(file: str | os.PathLike[str]) -> None:
         file: a file written by `autotune export`.
 
     Raises:
-        autotune.errors.BadInput: the file cannot be used; says why.
+        autotune.errors.BadInput: the file cannot be used; the message says why.
         ImportError: PyYAML is not installed.
     """
     from autotune.applying import apply
@@ -47,8 +47,8 @@ def trial_step(samples: float | None = None) -> None:
 
     Such programs use no optimizer of torch.optim, and replace their parameters by new tensors at every step.
 
-    Call it once after every step. In a trial whose program calls it, only these calls count as steps; calls of optimizers
-    do not. Outside a trial, this function does nothing and costs a tenth of a microsecond.
+    Call it once after every step. If a program calls it in a trial, only these calls count as steps, not the calls of
+    optimizers. Outside a trial, this function does nothing and costs a tenth of a microsecond.
 
     Args:
         samples: number of samples that this process trained on in this step. If not given, the samples in

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas
 
 GIB = 2**30
-# Gives the table of a study without trials its columns.
+# The table of a study without trials has the columns of this record.
 NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
 
 
@@ -42,8 +42,8 @@ NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outco
 class Speedup:
     """The winner's speed-up over the baseline, as measured by the finals.
 
-    Before the finals are complete, the verdict is "ambiguous", and the ratio is from the search, which overstates it, or from
-    measurements that were not made in pairs; `reason` says which.
+    Before the finals are complete, the verdict is "ambiguous". The ratio then comes from the search, which overstates it, or
+    from measurements that were not made in pairs. `reason` says which.
 
     Attributes:
         verdict: "faster", "same" or "ambiguous".
@@ -75,7 +75,7 @@ class Report:
 
 
 class Study:
-    """A study. Each access reads its folder again, so this also works while the study runs.
+    """A study. Each access to a property reads the study's folder again, so a running study can be read, too.
 
     Args:
         name: the study's name, as on the command line: "resnet18" is the latest study of that name, "runs/resnet18" a folder.
@@ -109,7 +109,7 @@ class Study:
         """The document of `autotune show STUDY --json`.
 
         Raises:
-            autotune.errors.BadInput: there is none yet, or it cannot be read.
+            autotune.errors.BadInput: the study has no summary yet, or the summary cannot be read.
         """
         return show.read_summary(self._folder)
 
@@ -223,11 +223,11 @@ def run(
         is_quiet: print only warnings, on standard error; otherwise a line is printed for every event.
 
     Raises:
-        autotune.errors.BadInput: the request is invalid; says why.
+        autotune.errors.BadInput: the request is invalid; the message says why.
         autotune.errors.NothingWorked: the unchanged program does not train, or the first settings that were tried all fail in
             the same way.
-        autotune.errors.Interrupted: by Ctrl-C, or by the notebook's stop button. All measurements are kept: `Study(name)` reads
-            them.
+        autotune.errors.Interrupted: the user pressed Ctrl-C or the notebook's stop button. All measurements are on disk:
+            `Study(name)` reads them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """
     if isinstance(command, str):
@@ -253,12 +253,12 @@ def run(
 
 
 def _fixed(folder: StudyFolder) -> StudyFolder:
-    """Returns a study's folder with an absolute path, which stays right if the program changes its working directory."""
+    """Returns a study's folder with an absolute path. A relative one fails once the program changes its working directory."""
     return StudyFolder(folder.path.absolute(), base=folder.base, sequence=folder.sequence)
 
 
 class _Calling(View):
-    """Calls a function after every trial."""
+    """A view that calls the user's function after every trial."""
 
     def __init__(self, study: Study, on_trial: Callable[[Study, TrialRecord], object] | None) -> None:
         self._study, self._on_trial = study, on_trial

@@ -52,7 +52,7 @@ def _leave_out(file: str) -> None:
 
 
 def _late(knobs: dict[str, Any]) -> dict[str, str]:
-    """Returns {knob: reason} for the knobs that are set too late to affect this process."""
+    """Returns {knob: reason} for the knobs whose environment variables this process or its torch has already read."""
     from autotune.knobs.catalogue import knob
 
     instead = "use `autotune apply FILE -- COMMAND`"

@@ -22,14 +22,14 @@ class Clock:
 
 
 class PausableClock(Clock):
-    """A clock whose monotonic time stands still while it is paused, so that waiting for a node costs no budget."""
+    """A clock whose monotonic time can be paused. It is paused while a study waits for a node, so waiting costs no budget."""
 
     def __init__(self) -> None:
         self._paused_s = 0.0
         self._since_s: float | None = None
 
     def monotonic(self) -> float:
-        """Returns the seconds of the monotonic clock, not counting pauses."""
+        """Returns the seconds of the monotonic clock, without the pauses."""
         return (super().monotonic() if self._since_s is None else self._since_s) - self._paused_s
 
     def pause(self) -> None:
@@ -55,7 +55,7 @@ class VirtualClock(Clock):
         return self.now_s
 
     def time(self) -> float:
-        """Returns the virtual time as seconds since the epoch, as if it began on a fixed day."""
+        """Returns the virtual time as seconds since the epoch, counted from a fixed day in 2025."""
         return 1_750_000_000.0 + self.now_s
 
     def sleep(self, seconds: float) -> None:

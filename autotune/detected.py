@@ -20,7 +20,7 @@ NO_LOADER = "no DataLoader of torch feeds the optimizer's steps"
 
 
 def findings(result: RankResult) -> list[tuple[str, str]]:
-    """Returns (label, text) for everything that rank 0 detected, even in a failed trial; leaves out what is unknown."""
+    """Returns (label, text) for each fact that rank 0 detected; unknown facts are left out. The trial may have failed."""
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
     if found.get("num_steps"):
@@ -45,9 +45,9 @@ def doubts(result: RankResult) -> list[str]:
 
 
 def missing_processes(result: RankResult, command: list[str]) -> str:
-    """Returns why the number of training processes differs from the number in the command.
+    """Returns why the number of training processes differs from the number that the command asks for.
 
-    Returns "" if the numbers are equal, or if the command gives none.
+    Returns "" if the numbers are equal, or if the command asks for no number.
     """
     program, found = program_of(command), result.world_size
     asked = program.num_processes
@@ -154,7 +154,8 @@ def _step(result: RankResult) -> str:
     what = _amount(usual or 0, result.unit) if is_known else "counts as one: the number of samples is unknown"
     if result.world_size > 1:
         what += " in each process"
-    batches = round(result.detected.get("batches_per_step") or 1)  # 1.2 after five steps of a loader that is one batch ahead
+    # Rounded: a loader that is one batch ahead has yielded six batches after five steps, 1.2 per step.
+    batches = round(result.detected.get("batches_per_step") or 1)
     parts = [f"{what}, {source}" if result.unit != "steps" else what]
     if batches > 1:
         parts.append(f"{batches} batches each")
@@ -167,14 +168,14 @@ def _step(result: RankResult) -> str:
 
 
 def _own_steps(found: dict[str, Any]) -> str:
-    """Returns how steps are detected if no optimizer of torch.optim is used; "" if one is."""
+    """Returns how the steps of a program without an optimizer of torch.optim are detected; "" if unknown."""
     source = found.get("steps_seen_by")
     return f"none of torch.optim; steps are detected by {source}" if source else ""
 
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
     """Returns what is known about a program that never reached an optimizer step."""
-    # A loader that every epoch makes again is listed once.
+    # A program may make its loader anew in every epoch. Such a loader is listed once.
     sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")

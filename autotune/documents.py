@@ -1,4 +1,7 @@
-"""Reads and writes documents, completely or not at all. Reads only regular files, since a study may come from a stranger."""
+"""Reads and writes documents, completely or not at all.
+
+Only regular files are read: a study may come from a stranger, and reading a pipe or a device could block.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Writes a file atomically: under a temporary name, then renamed, so that a reader never sees half of it.
+    """Writes a file atomically: under a temporary name, which it then renames. A reader never sees half of the file.
 
-    The temporary name is random and the file is new, so another user cannot have placed a link with that name in a shared
-    folder. Once this function returns, the file survives a power loss.
+    The temporary name is random and must not exist before, so another user cannot redirect the writing with a link of that
+    name in a shared folder. Once this function returns, the file survives a power loss.
     """
     temporary = path.with_name(f"{path.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -81,7 +84,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is larger than `max_bytes`, or a pipe or device, where reading could block or never end.
+        ValueError: it is larger than `max_bytes`, or it is a pipe or a device, where reading could block or never end.
     """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # opening a folder raises a clear error
@@ -95,7 +98,8 @@ def read_text(path: Path) -> str:
     """Returns the text of a file.
 
     Raises:
-        OSError, ValueError: as `read_bytes`, or the text is not UTF-8.
+        OSError: the file cannot be read.
+        ValueError: as in `read_bytes`, or the text is not UTF-8.
     """
     return read_bytes(path).decode("utf-8")
 
@@ -111,7 +115,11 @@ def read_json(path: Path) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """Returns the document that a JSON text holds, as `read_json` does."""
+    """Returns the document in a JSON text, with None for numbers that are not finite; see `finite`.
+
+    Raises:
+        ValueError: the text is not JSON.
+    """
     is_finite = True
 
     def noted(digits: str) -> float:

@@ -5,7 +5,7 @@
     │   ├── NoNode           no machine is available for a trial, or the machine cannot run the study's trials
     │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; the message says why
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
-    ├── NothingWorked        exit code 3: the unchanged program does not train, or the first settings all fail alike
+    ├── NothingWorked        exit code 3: the unchanged program does not train, or the first changed settings all fail alike
     ├── ClaimBroken          exit code 4: `verify` found less speed-up than the file claims
     ├── NotMeasured          exit code 5: `verify` could not measure what it had to compare
     └── Interrupted          exit code 130: stopped by the user; everything measured is kept
@@ -27,7 +27,7 @@ class AutotuneError(Exception):
 
 
 class BadInput(AutotuneError):
-    """Input that cannot be used; carries every problem found, so that the user sees them all at once.
+    """Input that cannot be used. It carries every problem that was found, so the user sees all of them at once.
 
     Each problem reads: `<full key or path>: <what is wrong>, got <value>. <What is allowed, nearest first>. <What to do.>`
     """
@@ -44,11 +44,11 @@ class NoNode(BadInput):
 
 
 class Unreadable(BadInput):
-    """A file that a pass of `explain` wrote cannot be used. The explanation lacks its contents and says why."""
+    """A file that a pass of `explain` wrote cannot be used. The explanation lacks the file's contents and says why."""
 
 
 class FolderLost(AutotuneError):
-    """The study's folder cannot be written any more; what was written before is kept, unless the folder was deleted."""
+    """The study's folder cannot be written any more. What was written before still exists, unless the folder was deleted."""
 
     exit_code = 2
 
@@ -90,7 +90,7 @@ def _likeness(word: str, allowed: str) -> float:
 
 
 def one_of(word: str, allowed: Iterable[str], *, show: int = 12) -> str:
-    """Returns "Did you mean 'x'? Allowed: x, y, z" for a word that is not among `allowed`."""
+    """Returns "Did you mean 'x'? Allowed: x, y, z." for a word that is not among `allowed`."""
     ranked = nearest(word, allowed)
     if not ranked:
         return "Nothing is allowed here."

@@ -9,10 +9,10 @@ from autotune.harness.explain.documents import PASSES
 from autotune.knobs.base import value_text
 from autotune.plain_text import shell_word
 
-LARGE_FRAC = 0.1  # if all findings gain less than this, `limit_lines` begins with "no large cause"
+LARGE_FRAC = 0.1  # if each finding's predicted gain is below this, `limit_lines` begins with "no large cause"
 LEAST_SHARE = 5.0  # percent of a step; phases with a smaller share are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
-# Values of `Check.how` (see `explain/checks.py`) for checks that try something other than a setting.
+# Values of `Check.how` (see `explain/checks.py`) for checks that try no setting: they skip the cause, or run a fixed program.
 WITHOUT, FIXED = "pairs without it", "fixed program"
 ROLES = {"best": "the best", "baseline": "the baseline"}
 
@@ -23,7 +23,7 @@ def signed(gain: float) -> str:
 
 
 def gain_text(gain: Mapping[str, Any]) -> str:
-    """Returns a gain and how certain it is: "predicted +38 % [30, 47]", "at least +22 %, about +25 %"."""
+    """Returns a gain with its kind and bounds: "predicted +38 % [30, 47]", "at least +22 %, about +25 %"."""
     kind = str(gain["kind"])
     if kind == "floor":
         return f"at least {signed(gain['low'])}, about {signed(gain['mid'])}"
@@ -38,7 +38,10 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def check_name(check: Mapping[str, Any]) -> str:
-    """Returns what a check tried instead of the remedy: "without it" or "with the fixed program"; "" if it tried the remedy."""
+    """Returns what a check tried instead of the finding's remedy: "without it" (the cause) or "with the fixed program".
+
+    Returns "" if the check tried the remedy.
+    """
     return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
 
 
@@ -70,7 +73,7 @@ def advice_text(finding: Mapping[str, Any], unit: str) -> str:
 
 
 def accuracy_text(document: Mapping[str, Any]) -> str:
-    """Returns how many predicted gains held so far: "3 of 4 predicted gains held"; "" if none was tried."""
+    """Returns how many predicted gains were confirmed so far: "3 of 4 predicted gains held"; "" if no remedy was tried."""
     accuracy = document.get("accuracy") or {}
     if not accuracy.get("checked"):
         return ""
@@ -88,7 +91,7 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each check of these trials that no finding shows, for example a check that refuted its finding."""
+    """Returns a line for each check of these trials that belongs to no finding, for example because it refuted its finding."""
     trials = [entry["trial"] for entry in entries]
     shown = {check_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
     others = [one for one in document.get("checks") or [] if one["trial"] in trials and check_key(one) not in shown]
@@ -96,7 +99,7 @@ def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any
 
 
 def check_key(check: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what identifies a check within a study."""
+    """Returns the values that together identify a check within a study."""
     return check["trial"], check["cause"], check["where"], check["remedy"]
 
 
@@ -109,7 +112,8 @@ def finding_lines(summary: Mapping[str, Any]) -> list[str]:
 def nothing_text(entry: Mapping[str, Any], command: str) -> str:
     """Returns a line for an explained trial without findings: "no known cause costs 3 % or more".
 
-    If passes are missing, the line names the command that runs them. Returns "" if there are findings or no pass timed a step.
+    If passes are missing, the line names the command that runs them. Returns "" if the trial has findings, or if no pass timed
+    its steps.
     """
     if entry["findings"] or not entry["phases_s"]:  # without the time of a step, there are never findings
         return ""
@@ -129,7 +133,7 @@ def why_lines(summary: Mapping[str, Any], study: str = "") -> list[str]:
 
     Args:
         summary: the study's summary.
-        study: what to type for the study, from `studies.call`; "" for its name.
+        study: the study as it is typed on a command line, from `studies.call`; "" for its name.
     """
     entry = best_entry(summary)
     command = f"autotune explain {study or shell_word(str(summary.get('study') or ''))}"
@@ -151,7 +155,7 @@ def limit_lines(summary: Mapping[str, Any], study: str = "") -> list[str]:
 def phases_text(entry: Mapping[str, Any]) -> str:
     """Returns the shares of a step's phases, largest first: "no large cause: a step is 63 % backward, 29 % forward".
 
-    If passes are missing, they might show a large cause, so the text begins with "no large cause so far".
+    The text begins with "no large cause so far" if passes are missing, since these might show a large cause.
     """
     phases_s = entry["phases_s"]
     whole = sum(phases_s.values())

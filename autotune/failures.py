@@ -1,7 +1,7 @@
 """Classifies how a trial ended: one outcome and a one-line reason, decided from plain facts.
 
 Evidence is trusted in this order: what a rank wrote about itself, how the first process ended, the deadline that passed, and
-only then known messages in the log. Nothing here looks for the word "error".
+only then known messages in the log. The word "error" in a log is no evidence, because healthy programs print it, too.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from autotune.ranks import only_first_fetches, pace
 from autotune.records import START_PHASES, Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
-MIN_LOSS_SCALE = 1.0  # below this scale, even unscaled gradients overflow fp16; no program scales down on purpose
+MIN_LOSS_SCALE = 1.0  # at a smaller scale, even unscaled gradients overflow fp16; no program makes its loss smaller on purpose
 # A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000: the step in which
 # it tries a larger scale.
 MAX_SKIPPED_FRAC = 0.02
 CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
 BUILDING = START_PHASES[:-1]  # phases before the model is called
-LAST_FRAME = '\n  File "'  # in a traceback, what follows its last occurrence is the line that raised the exception
+LAST_FRAME = '\n  File "'  # begins each frame of a traceback; the last frame is the one that raised the exception
 LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may turn out infinite or NaN; see Facts.excused
 
 LONGER = "Let it train longer: more epochs, or more data"
@@ -203,7 +203,7 @@ def _unapplied(result: RankResult, asked: Knobs, *, is_fed: bool) -> str:
     Args:
         result: a rank's result.
         asked: the trial's knobs.
-        is_fed: whether the rank fetches batches. If not, its reports on knobs of the loader do not count.
+        is_fed: whether the rank fetches batches. If not, its reports on knobs of the loader are ignored.
     """
     for key, report in result.knobs.items():
         if report.status != APPLIED and (is_fed or not key.startswith("loader.")):
@@ -233,11 +233,11 @@ def _steps_of(result: RankResult) -> int:
     return max(len(result.steps.get("end_s") or ()), int(result.detected.get("num_steps") or 0))
 
 
-# A rank has raised ---------------------------------------------------------------------------------------------------------
+# A rank raised an exception ------------------------------------------------------------------------------------------------
 
 
 def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
-    """Returns the verdict when ranks have lost a peer that raised no exception."""
+    """Returns the verdict if all exceptions only report that another process failed, such as a peer that was killed."""
     raised = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
     then = f"; {_quoted(_exception_line(lost))}{_rank_note(lost, facts)}" if lost.rank in raised else ""
     for rank, code, host in failed_ranks(facts.log_tail):
@@ -295,7 +295,10 @@ def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
 
 
 def _exception_line(result: RankResult) -> str:
-    """Returns the last line of the user's traceback, "ValueError: bad shape", or of the loader worker's traceback."""
+    """Returns the last line of a rank's traceback, such as "ValueError: bad shape".
+
+    For an exception that a loader worker raised, it is the last line of the worker's traceback.
+    """
     message = plain((result.error or {}).get("message", ""))
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     name = _class_of(result) or "an exception of unknown class"
@@ -359,7 +362,10 @@ def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
 
 
 def _of_deadline(facts: Facts) -> Verdict:
-    """Returns the verdict for a passed deadline: out of memory if a process lacked memory and the others waited for it."""
+    """Returns the verdict for a passed deadline.
+
+    It is out of memory if the log shows that a process ran out of memory, so the others waited for it in vain.
+    """
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"

@@ -12,7 +12,7 @@ DEVICE_OOM = re.compile(
     r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
     r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
 )
-# torch prints this at the end of a CUDA graph's capture if an error occurred meanwhile; the traceback shows that error.
+# torch prints this at the end of a CUDA graph's capture if an error occurred during it. The traceback shows that error.
 CAPTURE_FAILED = re.compile(
     r"CUDA error: (?:operation failed due to a previous error during capture|capturing stream has unjoined work)"
 )
@@ -36,7 +36,7 @@ SUSPECTED_OOM = re.compile(
 )
 WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal: Killed|exited unexpectedly)")
 WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed by signal|exited unexpectedly)")
-WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
+WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # signal -> torch's words for it in messages
 TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
 NO_INPUT = re.compile(r"EOF when reading a line")  # input() at the end of standard input
 # A program asked its terminal for something, or called `stty size` and did not expect an empty answer.

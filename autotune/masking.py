@@ -41,7 +41,7 @@ _OF_SAMPLES = {
     "random", "csv", "tsv", "json", "jsonl", "audio", "video", "energy", "forces", "stress", "virials", "dipole", "charges",
     "dataset", "split", "class", "date", "name",
 }  # fmt: skip
-# A name with "token" and one of these words is secret even if it also has a word of the first set (--embedding_api_token).
+# A name with "token" and one of these words is secret even if it also has a word of _OF_VOCABULARY (--embedding_api_token).
 _OF_ACCESS = {"api", "auth", "access", "hub", "hf", "login", "bot", "bearer", "refresh", "session", "agent", "download", "box"}
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -53,15 +53,16 @@ _FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"'])([^\s\"
 _SCALAR = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|(?:^|[\s\[:,])(?P<bare>-?\d[\d.eE+-]*|null|true|false)(?=\s*(?:[,\]}\n]|\Z))', re.MULTILINE
 )
-_BARE = re.compile(r"[\d.eE+-]+|null|true|false")  # what may be such a value or a part of it
+_BARE = re.compile(r"[\d.eE+-]+|null|true|false")  # a value that needs no quotes, or a part of such a number
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 # A value that is no secret, whatever its key: hub_token=null, --token-dropout 0.1.
 _SWITCH = re.compile(r"true|false|null|none|\d{1,2}|-?\d{0,2}\.\d{1,5}|-?\d(?:\.\d+)?e[+-]?\d{1,3}", re.IGNORECASE)
-# Keys of a trial's evidence with dictionaries whose keys are paths. The path out_token/model names no secret.
+# Keys of a trial's evidence that hold dictionaries from path to value. A path such as out_token/model is not a secret's name.
 _BY_PATH = frozenset({"files_left", "files_new", "files_aside", "files_unguarded"})
-# Values with a meaning in stored records. A record without them could not be read, so they stay even if a secret equals one.
+# Values with a meaning in stored records. A record without them could not be read, so they are never masked, even if a secret
+# is the same word.
 OWN_VALUES = frozenset((
     "ok", "raced", "unsteady", "device_oom", "host_oom", "timeout", "crash", "error", "nonfinite", "parity", "invalid",
     "disturbed", "interrupted", "infeasible", "exact", "numerics", "training", "baseline", "search", "attribution", "final",
@@ -71,7 +72,7 @@ OWN_VALUES = frozenset((
     "transformers", "builtin", "photos", "fake_cifar", "folder", "text", "tabular", "synthetic", "sgd", "adamw", "default",
     "none", "true", "false", "samples", "tokens", "steps",
 ))  # fmt: skip
-OWN_GROUPS = frozenset((
+OWN_GROUPS = frozenset((  # first parts of the knobs' keys
     "loader", "precision", "layout", "compile", "optimizer", "backend", "step", "memory", "threads", "parallel", "nccl",
 ))  # fmt: skip
 _VALUES, _KNOB = "|".join(sorted(OWN_VALUES)), rf"(?:{'|'.join(sorted(OWN_GROUPS))})\.[a-z0-9_]+"
@@ -80,7 +81,9 @@ _OWN = re.compile(rf"{_VALUES}|{_KNOB}")
 _OWN_PART = re.compile(
     rf'"(?:{_VALUES}|{_KNOB})"|"[a-z][a-z0-9_.]*"(?=:)|^[ -]*[a-z][a-z0-9_.]*:(?: (?:{_VALUES})$|(?= |$))', re.MULTILINE
 )
-_OWN_SECRET = re.compile(r"[a-z_]+")  # a secret that may be such a part; others, as in a file's name run_hunter2, are masked
+# A secret of these letters may be a part of autotune's own values and keys, where it is not masked. Any other secret is masked
+# everywhere, such as hunter2 in the key "run_hunter2".
+_OWN_SECRET = re.compile(r"[a-z_]+")
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
 
 _Span = tuple[int, int]
@@ -172,16 +175,17 @@ class Secrets:
         return _cut(text, [*_places(text), *self._values(text)])
 
     def message(self, text: str) -> str:
-        """Masks only credentials in URLs and known values.
+        """Returns a message of autotune with credentials in URLs and known secret values masked.
 
-        The method `text` also masks by key. In autotune's message "env.HF_TOKEN: is not set", it would mask the word "is".
+        The method `text` also masks by key. In the message "env.HF_TOKEN: is not set", it would mask the word "is".
         """
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def stored(self, text: str) -> str:
-        """Masks a JSON or YAML document as `message` does, but leaves what makes it readable: keys, numbers, null, OWN_VALUES.
+        """Returns a JSON or YAML document masked as by `message`, but with all keys, numbers, null, true, false and OWN_VALUES.
 
-        `--password 123` must not turn 123.4 into ***.4, nor `--token baseline` the kind of trial 0 into ***.
+        Programs could not read the document without these. `--password 123` must not turn 123.4 into ***.4, and
+        `--token baseline` must not turn the kind of trial 0 into ***.
         """
         values = [span for span in self._values(text) if not _is_key(text, span)]
         if any(_OWN_SECRET.fullmatch(text, *span) for span in values):

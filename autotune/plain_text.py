@@ -7,7 +7,7 @@ import re
 import shlex
 
 ELLIPSIS = "…"
-KEPT_FRAC = 0.5  # a text is cut after a sentence or a word only if at least this share of `most` stays
+KEPT_FRAC = 0.5  # `shortened` cuts after a sentence or a word only if the rest has at least this share of the allowed length
 
 # Escape sequences of ECMA-48, even if cut in half: control sequences (colours), strings (titles, links) up to their end, and
 # two-letter escapes.

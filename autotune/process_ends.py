@@ -13,7 +13,7 @@ FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", r
 REPORT = re.compile(FAILURES.pattern + r".*?^=+$", re.DOTALL | re.MULTILINE)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 # srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has
-# given up the step, it ends the remaining tasks itself, so its lines about these do not show the cause.
+# given up the job step, it ends the remaining tasks itself, so its lines about these tasks do not show the cause.
 TASK_FAILED = re.compile(
     r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE
 )
@@ -56,7 +56,8 @@ class FailedRank(NamedTuple):
 def reports_before(log: str, tail: str) -> str:
     """Returns torchrun's reports that begin before the tail of a log.
 
-    On several nodes, the torchrun that saw a rank fail may report long before the last torchrun ends.
+    On several nodes, the torchrun that saw a rank fail may report long before the last torchrun ends, so the tail may lack this
+    report.
     """
     cut = len(log) - len(tail)
     return "".join(f"{report[0]}\n" for report in REPORT.finditer(log) if report.start() < cut)
@@ -91,7 +92,7 @@ def _failed_tasks(log: str) -> list[FailedRank]:
 
 
 def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
-    """Returns the signal that ended the program, or that ended one of its processes, after which the parent gave up.
+    """Returns the signal that ended the program, or the signal that ended one of its processes, after which the parent gave up.
 
     Args:
         own: name of the signal that ended the first process; None if there was none.

@@ -38,7 +38,7 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. A low end below 0, possible after few blocks, becomes 0."""
+    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. A low end below 0 (from few measurements) becomes 0."""
     return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 

@@ -3,6 +3,7 @@
 Ranks run in lockstep: at each step they wait for each other in the collectives that average the gradients. So a trial is as
 fast as its slowest rank, and steps take about equally long on all ranks. A slow rank differs only in waiting less.
 Processes that train one model in shared memory do not wait for each other (harness/peers.py): their rates add up.
+A window is the series of steps after warm-up over which a rank measures its rate.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Pace(NamedTuple):
 def pace(result: RankResult, first: RankResult) -> Pace | None:
     """Returns a rank's mean step; None if the rank has no steps to average over.
 
-    Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
-    a rank whose steps varied too much for a window of its own. If evaluations lie between the steps, each rank uses its own
-    window instead, because windows leave evaluations out. If rank 0 alone evaluates, the windows of the other ranks contain the
-    wait for it, so all ranks use the step time of rank 0.
+    The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even a rank whose steps varied too
+    much for a window of its own. If evaluations lie between these steps, each rank uses its own window instead, because windows
+    leave evaluations out. If rank 0 alone evaluates, the windows of the other ranks contain the wait for rank 0, so all ranks
+    use the step time of rank 0.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:
@@ -103,9 +104,9 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
 
 
 def feeding(results: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Returns the ranks whose samples count: all, or rank 0 alone if all train on its batch.
+    """Returns the ranks whose samples count: all ranks, or rank 0 alone if all ranks train on its batch.
 
-    That is so if one model is split over all ranks, or if only rank 0 fetches.
+    All ranks train on one batch if the model is split over all of them, or if only rank 0 fetches batches.
     """
     return results[:1] if only_first_fetches(results) or results[0].ranks_per_batch == len(results) else results
 
@@ -119,7 +120,7 @@ def only_first_fetches(results: Sequence[RankResult]) -> bool:
 
 
 def share(results: Sequence[RankResult]) -> float:
-    """Returns the factor for the samples of the ranks that `feeding` returns. It is below 1 if several ranks share a batch."""
+    """Returns the factor by which the samples of the ranks from `feeding` are multiplied: below 1 if several share a batch."""
     return 1.0 if len(feeding(results)) == 1 else 1 / results[0].ranks_per_batch
 
 

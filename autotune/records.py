@@ -320,7 +320,8 @@ class StudyRecord:
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
             divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is
             their number. Further keys let a resumed study keep the calibration: "allows" (whether trials may run in parallel),
-            "trial" (whose configuration was measured), "hosts" (of the slots), "took_s". {} on a machine with one slot.
+            "trial" (number of the trial whose configuration was measured), "hosts" (of the slots), "took_s" (seconds). {} on a
+            machine with one slot.
     """
 
     name: str
@@ -443,7 +444,7 @@ class NewerVersion(ValueError):
 
 
 def last_round(records: Iterable[TrialRecord], kind: Kind | None = None) -> int:
-    """Returns the number of the latest round, of trials of this kind or of all trials; 0 if there was none."""
+    """Returns the number of the latest round among trials of a kind, or of any kind if `kind` is None; 0 without rounds."""
     return max((record.round or 0 for record in records if kind in (None, record.kind)), default=0)
 
 

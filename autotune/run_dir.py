@@ -203,11 +203,11 @@ class StudyFolder:
         return sorted(found, key=lambda request: request.number)
 
     def forget_progress(self, number: int) -> None:
-        """Removes the progress of a trial that will be measured again, whose time was counted."""
+        """Removes the progress file of a trial that will be measured again. Call it once the trial's time has been counted."""
         self._put(lambda: (self.trial_path(number) / PROGRESS_FILE).unlink(missing_ok=True))
 
     def tidy(self) -> None:
-        """Removes temporary files that killed writers left behind; only for the study's owner."""
+        """Removes temporary files that killed processes left behind. Only the study's owner may call it."""
         for pattern in ("*.tmp", "trials/*/*.tmp", ".probe"):
             with contextlib.suppress(OSError):  # the folder cannot be read
                 for file in self.path.glob(pattern):
@@ -250,7 +250,7 @@ class StudyFolder:
         """Returns summary.json. A "running" study that no process is working on was killed: its status becomes "interrupted".
 
         Args:
-            is_outline: return only what `read_outline` does.
+            is_outline: return only the entries that `read_outline` returns.
 
         Raises:
             OSError, ValueError: as `read_summary`.
@@ -288,7 +288,7 @@ class StudyFolder:
         """Checks that the folder still exists and that a trial's files can be written there.
 
         Raises:
-            FolderLost: it cannot be written; says why and what to do.
+            FolderLost: it cannot be written; the message says why and what to do.
         """
         self._put(lambda: write_text(self.path / ".probe", "." * PROBE_BYTES))
         with contextlib.suppress(OSError):
@@ -378,7 +378,7 @@ def when_there_is_room(write: Callable[[], None]) -> None:
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder is a study's. One that has lost its study.json counts, too, so that the loss can be reported."""
+    """Whether a folder is a study's. A folder that has lost its study.json counts, too, so that the loss can be reported."""
     return os.path.isfile(path / "study.json") or (os.path.isfile(path / "summary.json") and os.path.isdir(path / "trials"))
 
 

@@ -15,12 +15,12 @@ from typing import Any
 ANY = "*"
 # No time, size or rate is larger; arithmetic on larger numbers could overflow. A loss may be larger: see `clipped`.
 MAX_NUMBER = 1e30
-FINITE = (str, int, bool, type(None))  # most values of a document
+FINITE = (str, int, bool, type(None))  # types whose values are always finite; most values of a document have one of them
 LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoch
 
 
 class _Misfit(Exception):
-    """A value of another shape.
+    """A value does not have the expected shape.
 
     Attributes:
         words: what is wrong.
@@ -86,7 +86,7 @@ def _check_keys(value: dict[str, Any], shape: dict[str, Any]) -> None:
 
 def _check_at(key: object, value: Any, shape: Any) -> None:
     if type(shape) is FunctionType and shape(value):
-        return  # most values; checking them here takes one call less
+        return  # most values end here, which saves a call of `_check` for each
     try:
         _check(value, shape)
     except _Misfit as misfit:

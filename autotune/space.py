@@ -24,12 +24,12 @@ DEPENDENT = [key for key, found in CATALOGUE.items() if found.is_active is not K
 
 @dataclass(frozen=True)
 class Choice:
-    """A list of values with no order or distance between them."""
+    """A domain that is a list of values. Samplers assume no order of the values and no distance between them."""
 
     values: tuple[KnobValue, ...]
 
     def contains(self, value: KnobValue) -> bool:
-        """Whether `value` may be proposed. Unlike in Python, True is not 1."""
+        """Whether `value` may be proposed. True and 1, which are equal in Python, are different values here."""
         return any(value == own and type(value) is type(own) for own in self.values)
 
     def including(self, value: KnobValue) -> Choice:
@@ -37,7 +37,7 @@ class Choice:
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns `value` if it may be proposed, else the closest number; None if there are no two numbers to compare."""
+        """Returns `value` if it may be proposed, else the closest number; None if `value` or the domain has no number."""
         if self.contains(value):
             return value
         numbers = [own for own in self.values if _is_number(own)]
@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class IntInterval:
-    """All whole numbers from `low` to `high`, both included; with `log`, proposals are spread evenly on a log scale."""
+    """A domain of all whole numbers from `low` to `high`, both included. With `log`, proposals are even on a log scale."""
 
     low: int
     high: int
@@ -78,7 +78,7 @@ class IntInterval:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def including(self, value: KnobValue) -> IntInterval | Choice:
-        """Returns the interval extended to `value`; drops `log` if the interval then reaches below 1."""
+        """Returns the interval extended to `value`, without `log` if it then reaches below 1; a Choice for a non-integer."""
         if self.contains(value):
             return self
         if not isinstance(value, int) or isinstance(value, bool):
@@ -109,7 +109,7 @@ Domain = Choice | IntInterval
 
 
 def domain_from_json(raw: Any) -> Domain | None:
-    """Returns the domain that `as_json` wrote; None for {"auto": true}, the knob's own rule.
+    """Returns the domain that `as_json` wrote; None for {"auto": true}, which stands for the domain that the knob chooses.
 
     Raises:
         ValueError: it is not a domain.
@@ -129,12 +129,12 @@ class SearchSpace:
     """The search space the user asked for, before machine and program are known.
 
     Attributes:
-        domains: knob key -> domain; None asks for the knob's own rule ("auto").
+        domains: knob key -> domain; None asks for the domain that the knob chooses for the machine (`Knob.domain`, "auto").
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
         is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key of a named space -> why this knob is not searched: the user named another knob that excludes it.
-        typed: knobs that the user named one by one, not through a named space; known when a study starts, not when resumed.
+        left_out: knob key of a named space -> why the knob is not searched, for knobs that a knob named by the user excludes.
+        typed: knobs that the user named one by one, not through a named space; empty when a study is resumed.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class ResolvedSpace:
     held: int | None = None
 
     def suggest(self, trial: Trial, *, hold: Knobs | None = None) -> Knobs:
-        """Returns a full configuration, asking the sampler for every active knob that is not in `hold`."""
+        """Returns a full configuration with the values in `hold`. The sampler proposes the value of every other active knob."""
         held = hold or {}
         knobs: Knobs = {**self.reference, **{key: value for key, value in held.items() if key in self.reference}}
         for key, domain in self.domains.items():
@@ -198,7 +198,7 @@ class ResolvedSpace:
         return max(tiers, key=lambda tier: tier.rank, default=Tier.exact)
 
     def costly(self) -> list[tuple[str, str, KnobValue]]:
-        """Returns (why, key, value) for every value that costs a compilation, cheapest first."""
+        """Returns (why, key, value) for every value that costs a compilation, in the order of the domains' values."""
         return [
             (f"{key}={value} with the best of the other settings", key, value)
             for key, domain in self.domains.items()
@@ -234,7 +234,7 @@ class ResolvedSpace:
         return self._distinct([(why, self.active({**self.reference, **plan})) for why, plan in plans])
 
     def experts(self, host_context: HostContext) -> Knobs:
-        """Returns the experts' values, each moved to the nearest value of its domain."""
+        """Returns the value that an expert would choose for each knob, moved to the nearest value of the knob's domain."""
         wanted = {key: knob(key).expert(host_context) for key in self.domains}
         nearest = {key: self.domains[key].nearest(value) for key, value in wanted.items() if value is not None}
         return {key: value for key, value in nearest.items() if value is not None}
@@ -311,7 +311,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
 
 
 def _held(space: SearchSpace, reference: Knobs) -> int | None:
-    """Returns the baseline's product of batch size and accumulation, which all configurations must have; None if it is free."""
+    """Returns the product of batch size and accumulation that all configurations must have, the baseline's; None if free."""
     batch = reference.get(BATCH_SIZE.key)
     if not space.is_held or not isinstance(batch, int):
         return None
@@ -319,7 +319,7 @@ def _held(space: SearchSpace, reference: Knobs) -> int | None:
 
 
 def _batch_sizes_in(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
-    """Returns the batch sizes in a domain (in an interval: only those up to `held`); None for the knob's own rule."""
+    """Returns the batch sizes in a domain (of an interval, only those up to `held`); None if the knob chooses its domain."""
     if asked is None:
         return None
     return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values

@@ -19,9 +19,12 @@ import numpy as np
 from autotune.harness.interval import mean_half_width_frac
 
 MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
-FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
-LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look that gives 95 % for all together (Pocock)
-# "same" if the whole interval lies within 1 plus or minus this share, or plus or minus the machine's spread if that is larger.
+FASTER_FRAC = 0.005  # the verdict is "faster" if a ratio's whole interval lies above 1 + FASTER_FRAC
+# A look is an interval computed while the sample still grows. Number of looks -> confidence of each look with which all looks
+# together have 95 % (Pocock).
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}
+# The verdict is "same" if a ratio's whole interval lies within 1 plus or minus this share, or plus or minus the spread between
+# repeats of the baseline if that is larger.
 MARGIN_FRAC = 0.01
 
 Interval = tuple[float, float]
@@ -47,7 +50,7 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float | Non
 def block_half_width_frac(rates_per_s: Sequence[float], seconds: Sequence[float] = ()) -> tuple[float | None, str]:
     """Returns (relative 95 % half-width of a window's rate, ""), or (None, why there is none).
 
-    The method is the harness's, with exact quantiles of Student's t.
+    A block is a part of the window. The method is the harness's (harness/interval.py), with exact quantiles of Student's t.
 
     Args:
         rates_per_s: rate of each block of the steady window, in order.
@@ -61,7 +64,7 @@ class Noise:
     """An estimate of how much measurements of one configuration vary from process to process.
 
     Attributes:
-        spread: standard deviation of one measurement within a round, on the log scale.
+        spread: standard deviation, on the log scale, of one measurement among those of one round of the finals.
         freedom: degrees of freedom of the estimate.
     """
 
@@ -123,12 +126,12 @@ class Ratio:
 
     Attributes:
         ratio: exp(mean(log a - log b)).
-        ci: 95 % interval; None for fewer than MIN_PAIRS rounds. An interval that holds jointly with others, or for several
-            looks, is wider.
+        ci: 95 % interval; None for fewer than MIN_PAIRS rounds. It is wider if it holds jointly with other intervals, or for
+            several looks.
         num_rounds: rounds in which both were measured.
         freedom: degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise.
-        error: standard error of the log ratio; None if unknown, as in files of earlier versions. It is then recovered from
-            `ci` as if that were a 95 % interval, so it is too large if that holds for several looks.
+        error: standard error of the log ratio; None if unknown, as in files of earlier versions. An unknown error is recovered
+            from `ci`, as if `ci` were a 95 % interval for one look. If `ci` holds for several looks, the result is too large.
     """
 
     ratio: float
@@ -158,7 +161,8 @@ def paired_ratio(
     if len(rates) != len(others) or not rates:
         raise ValueError(f"rounds do not pair up: {len(rates)} against {len(others)}")
     ratios = [a / b for a, b in zip(rates, others, strict=True)]
-    of_difference = noise and Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)  # of two measurements
+    # The log of a ratio is the difference of two measurements, so its spread is larger by the square root of 2.
+    of_difference = noise and Noise(spread=math.sqrt(2) * noise.spread, freedom=noise.freedom)
     centre, half, freedom = _log_mean(ratios, confidence, of_difference)
     if half is None:
         return Ratio(ratio=math.exp(centre), ci=None, num_rounds=1)
@@ -167,7 +171,7 @@ def paired_ratio(
 
 
 def quotient(now: Ratio, then: Ratio) -> Ratio:
-    """Returns how much of an earlier speed-up is left: one ratio over another that was measured independently.
+    """Returns how much of an earlier speed-up remains: one ratio divided by another that was measured independently.
 
     Both are means of log ratios over rounds, so their difference has Welch's t interval (Welch 1947). Standard errors that are
     unknown are recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
@@ -202,7 +206,7 @@ def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
 
 
 def at_confidence(of: Ratio, confidence: float) -> Interval | None:
-    """Returns the interval of this ratio alone, at a confidence other than 95 %; None if the ratio has no interval."""
+    """Returns the interval of this ratio alone at any confidence; None if the ratio has no interval."""
     if of.ci is None:
         return None
     error, freedom = _standard_error(of, of.ci)
@@ -211,7 +215,7 @@ def at_confidence(of: Ratio, confidence: float) -> Interval | None:
 
 
 def _standard_error(of: Ratio, ci: Interval) -> tuple[float, float]:
-    """Returns the standard error of a mean log ratio, if need be from its 95 % interval, and its degrees of freedom."""
+    """Returns (standard error of a mean log ratio, degrees of freedom). An unknown error is computed from the 95 % interval."""
     freedom = of.freedom or (of.num_rounds - 1 if of.num_rounds >= MIN_PAIRS else math.inf)
     if of.error is not None:
         return of.error, freedom
@@ -222,9 +226,9 @@ def _standard_error(of: Ratio, ci: Interval) -> tuple[float, float]:
 def spread_frac(repeats: Sequence[float]) -> float:
     """Returns this machine's A/A spread: how far two measurements of the same thing typically lie apart.
 
-    This is the standard deviation, not the half-width of an interval. With two repeats, an interval would be so wide that all
-    configurations would count as the same. The spread is computed from the differences of neighbours (von Neumann), so that
-    slow drift, for which the pairs of a comparison compensate, does not count as noise.
+    This is the standard deviation, not the half-width of an interval. From few repeats, an interval would be so wide that all
+    configurations would count as the same. The spread is computed from the differences of successive repeats (von Neumann), so
+    slow drift does not count as noise: a comparison in pairs compensates for drift.
 
     Args:
         repeats: rates of fresh processes of the same configuration, per second, in the order they were measured.
@@ -246,8 +250,8 @@ def margin_frac(baseline_repeats: Sequence[float]) -> float:
 def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Returns {entrant: mean rate over its rounds}, corrected for how fast each round was.
 
-    Fits an additive model on the log scale, entrant + round, by least squares: an entrant gains nothing from missing a round
-    in which the machine was slow.
+    Fits the model log rate = entrant + round by least squares, so an entrant gains nothing from missing a round in which the
+    machine was slow.
 
     Args:
         rounds: for each round, a dict from entrant (the number of a configuration in the finals) to rate per second, all
@@ -294,7 +298,7 @@ def common_slope(series: Sequence[Sequence[tuple[float, float]]], level: float) 
 
 
 def is_slower(ratio: Ratio) -> bool:
-    """Whether the candidate is certainly slower, by at least FASTER_FRAC."""
+    """Whether the whole interval of the ratio lies below 1 / (1 + FASTER_FRAC)."""
     return ratio.ci is not None and ratio.ci[1] < 1 / (1 + FASTER_FRAC)
 
 
@@ -334,9 +338,9 @@ def compare_rounds(
     """Returns how much faster a reference is than each of several configurations, from rounds that need not be complete.
 
     Uses a randomised block design (Montgomery, Design and Analysis of Experiments, 4.1): log rate = configuration + round +
-    noise, fitted by least squares. All configurations share one noise estimate, so three rounds of six
-    configurations have 10 degrees of freedom, while three rounds of a single pair have 2. The intervals are widened by
-    Bonferroni's correction to hold simultaneously with `confidence`, so they also hold for configurations picked afterwards.
+    noise, fitted by least squares. All configurations share one noise estimate, so three rounds of six configurations have 10
+    degrees of freedom, while three rounds of a single pair have 2. Bonferroni's correction widens the intervals, so all of them
+    together hold with `confidence`. They therefore also hold for a configuration that is picked after looking at them.
 
     Args:
         rounds: for each round, a dict from configuration to rate per second, all positive.

@@ -1,23 +1,24 @@
 """Describes the document summary.json, which `autotune show --json` prints, and checks one that was read from disk.
 
-Values of trials are those of TrialRecord; terms, identity, pinned, settings, placeholders, detected, target, warm_start and
-slots are those of StudyRecord. Explanations of the shapes below:
+The values in "trials" are described in TrialRecord; terms, identity, pinned, settings, placeholders, detected, target,
+warm_start and slots are described in StudyRecord. The other entries:
 
 - status is "complete", "running", "interrupted" or "failed".
-- why_no_ci says why the ci next to it is null. measured_in "search" means a single measurement, which is too high if it was
-  picked as the best of many. num_unpaired is present only if the finals ended before their first pair: then the value is the
-  mean of this many measurements, from search and finals.
-- baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
+- why_no_ci says why the ci next to it is null. measured_in "search" means a single measurement. It is too high on average if
+  the trial was picked as the best of many. num_unpaired is present only if the finals ended before their first pair. The value
+  is then the mean of this many measurements, from search and finals.
+- baseline: is_barred is true if the baseline violates a constraint, and reason names the constraint; otherwise it is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.
 - attribution: one entry for each change of the best, largest effect first; the verdict is "faster", "same", "slower",
-  "ambiguous", "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is
-  the budget with which the missing effects can be measured. effects_together is the joint effect of the changes whose own
-  effects are missing. front is the Pareto front of several objectives.
+  "ambiguous", "needed" or "not measured".
+- minimality: dropped lists the changes that had no effect and were reverted. effects_need is the budget with which the missing
+  effects can be measured. effects_together is the joint effect of the changes whose single effects are missing. front is the
+  Pareto front of several objectives.
 - parity: the verdict is "passed", "not checked" or "not needed"; failed lists the sets of changes that were ruled out.
-- noise: how one measurement varies from process to process, as this study's rounds show it.
+- noise: how much measurements of one configuration vary from process to process, estimated from this study's rounds.
 - disturbed_by: a disturbance that the study accepted, from trial since_trial on. own_share, drift, not_finite and page_cache
-  are sentences on other things that affect the rates; cycles is a sentence like "Steps come in cycles of 40 steps in 2.5 s".
+  are sentences on other things that affect the rates. cycles is a sentence like "Steps come in cycles of 40 steps in 2.5 s".
 - Other modules describe break_even and search_cost (compare/break_even.py), verification (compare/verify.py), recording
   (study/recording.py) and explanation (explain/explanation.py).
 """
@@ -164,7 +165,7 @@ SUMMARY = {
     ),
 }  # fmt: skip
 
-# What every command may rely on.
+# Entries that every summary has after reading, with their values for a summary that lacks them.
 DEFAULTS = {"title": "", "reason": "", "objective": THROUGHPUT, "unit": "samples", "fingerprint": "", "placeholders": {}}
 
 

@@ -26,7 +26,7 @@ from autotune.quantities import (
 )
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, TrialRecord, objective_names
 
-# Objective -> the word for a verdict of "faster" (BETTER), what the ratio refers to (GAINS), the column head (HEADS).
+# By objective: the word for the verdict "faster" (BETTER), what the ratio refers to (GAINS), the column head (HEADS).
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
 GAINS = {
     THROUGHPUT: "",
@@ -34,13 +34,13 @@ GAINS = {
     ENERGY: "less energy per {unit}",
     COST: "lower cost per epoch",
 }
-NO_TIME = "no time"  # the reason if there was no time to measure an effect; one line reports all such effects
+NO_TIME = "no time"  # reason of each effect that there was no time to measure; one line reports all these effects together
 HEADS = {TIME: "T(N)", ENERGY: "J/{unit}", COST: "per epoch"}
 MAX_LOG_LINES = 15  # maximum number of log lines that the message about a failed trial shows
 
 
 def knob_phrase(key: str, value: KnobValue) -> str:
-    """Returns one setting in at most two words: "bf16", "batch 64". Knobs of other versions are shown by their key."""
+    """Returns one setting in few words: "bf16", "batch 64". A knob that this version does not know is shown by its key."""
     if key.startswith(PREFIX):
         return f"{key.removeprefix(PREFIX)}={value}"
     return CATALOGUE[key].phrase_of(value) if key in CATALOGUE else f"{key} {value_text(value)}"
@@ -70,9 +70,9 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 
 
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
-    """Returns how a configuration differs from a similar one, "as 0003 with batch 64, without bf16", or all its changes.
+    """Returns a configuration as its difference from a similar one, "as 0003 with batch 64, without bf16", if that is short.
 
-    The difference is returned if it has fewer parts than the list of all changes.
+    If the difference has at least as many parts as the list of all changes to the baseline, returns this list.
 
     Args:
         changed: the configuration's changes to the baseline.
@@ -88,7 +88,7 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
 
 
 def communication_text(ranks: dict[str, Any]) -> str:
-    """Returns, from `ranks.joined`, how much time communication adds to a step, and how long it takes by itself."""
+    """Returns how much time communication adds to a step, and how long it takes by itself; `ranks` is from `ranks.joined`."""
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
         return "communication: not measured, as the trial has no step times"
@@ -204,7 +204,7 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
 
     Args:
         summary: the study's summary.
-        is_said: whether the reason for a failure is already printed elsewhere.
+        is_said: whether the reason for a failure is already printed elsewhere, so that "failed" is enough.
     """
     if is_said and summary.get("status") == "failed":
         return "failed"
@@ -237,7 +237,7 @@ def _verification_text(found: dict[str, Any]) -> str:
 
 
 def break_even_text(summary: Summary) -> str:
-    """Returns a sentence on how much training pays for the winner's slower start; "" if the start is not slower."""
+    """Returns a sentence on how much training makes up for the winner's slower start; "" if the start is not slower."""
     found = summary.get("break_even")
     if not found:
         return ""
@@ -355,7 +355,7 @@ def log_lines(evidence: dict[str, Any]) -> list[str]:
     lines = next(filter(None, logs), "").splitlines()
     start, shown = max(0, len(lines) - MAX_LOG_LINES), lines[-MAX_LOG_LINES:]
     own = [n for n, line in enumerate(lines) if (found := FRAME.match(line)) and not LIBRARY_FILE.search(found[1])]
-    if own and own[-1] < start:  # frames of libraries fill the end: show the last frame of the user's files before it
+    if own and own[-1] < start:  # only frames of libraries would be shown: put the last frame of the user's files first
         shown = [*lines[own[-1] : own[-1] + 2], "  ...", *shown[3:]]
     return [f"  | {line}" for line in shown]
 
