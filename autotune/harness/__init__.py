@@ -9,8 +9,8 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     boot.py                   waits for `import torch`
     state.py                  this process's session, how torch was imported here, messages to the user
     context.py                the shared facts about the trial; lets the harness's objects find each other
-    patches.py                the only place that replaces functions or the class of an nn.Module; also calls functions when a
-                              Python module is imported
+    patches.py                the only place that replaces functions or the class of an nn.Module; also runs the harness's code
+                              when a Python module is imported
     guarded_files.py          keeps a trial from overwriting, renaming or removing the user's checkpoints
     checkpoints.py            how a file is recognised as a checkpoint
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible

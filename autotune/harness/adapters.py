@@ -1,7 +1,7 @@
 """Holds what the harness knows about particular libraries: training frameworks, models and trackers.
 
-Other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones. Exceptions:
-explain/stages.py and explain/kept_results.py know functions that read and decode images and audio; knobs/float8.py knows
+Other modules depend only on what programs do with torch, so they treat all libraries alike. There are exceptions:
+explain/stages.py and explain/kept_results.py know functions that read and decode images and audio, and knobs/float8.py knows
 torchao.
 """
 
@@ -17,8 +17,8 @@ from .patches import Wrap, patches
 # setting `batch_size` changes their batches, so the batches are inspected before the knob counts as applied.
 READ_BATCH_SIZE_AS_THEY_GO: Tuple[str, ...] = ("torch.", "accelerate.")
 
-# Loaders of libraries whose constructor does not call torch's: module -> (class of the loader, class of its iterators with
-# workers).
+# Loaders of libraries whose constructor does not call that of torch's DataLoader: module -> (class of the loader, class of its
+# iterators if it has workers).
 LOADERS: Dict[str, Tuple[str, str]] = {
     "torchdata.stateful_dataloader.stateful_dataloader": ("StatefulDataLoader", "_StatefulMultiProcessingDataLoaderIter"),
 }
@@ -31,7 +31,7 @@ def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
 
 def _keep_wandb_offline(at_start: Mapping[str, str], wandb: Any) -> None:
     # The argument `mode` of `wandb.init` takes precedence over WANDB_MODE and the settings, so it is replaced (wandb 0.31).
-    if at_start.get("WANDB_MODE") != "offline":  # chosen by the user for trials
+    if at_start.get("WANDB_MODE") != "offline":  # the tuner sets "offline"; the user has chosen another mode for trials
         return
 
     def around(init: Any) -> Any:
@@ -52,11 +52,11 @@ def _keep_mlflow_in_scratch(at_start: Mapping[str, str], utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # set by the tuner; any other address was chosen by the user for trials
+    if own.startswith("file:"):  # set by the tuner; the user has chosen any other address for trials
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
-# Functions of the Hub that send or change something and return nothing.
+# Functions of huggingface_hub that send or change something and return nothing.
 WITHOUT_RESULT = (
     *("preupload_lfs_files", "batch_bucket_files", "create_branch", "create_tag"),
     *("delete_branch", "delete_tag", "delete_repo", "super_squash_history", "delete_bucket"),
@@ -107,7 +107,7 @@ def _keep_files_off_the_hub(_: Any, hf_api: Any) -> None:
 
 
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
-# The function is called with protocol.RECORDS_VARIABLE's content, once the module has been imported.
+# The function is called once the module has been imported, with the content of protocol.RECORDS_VARIABLE and the module.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Mapping[str, str], Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
@@ -118,7 +118,7 @@ TRACKERS = frozenset({"wandb", "mlflow", "comet_ml", "clearml", "neptune", "nept
 
 
 def guard_files(saving: Wrap, loading: Wrap) -> None:
-    """Wraps functions of libraries that save and load checkpoints by code that is not Python's (safetensors 0.8, in Rust).
+    """Wraps a library's functions that open checkpoints in compiled code, not through Python (safetensors 0.8, in Rust).
 
     Args:
         saving: wraps a function `save(object, path, ...)`.
@@ -169,14 +169,16 @@ def is_checkpointing(module: Any) -> bool:
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# torchvision's boxes, masks and images become plain tensors in all functions but those of this set: (module, name of the set).
+# Functions return torchvision's boxes, masks and images as plain tensors, except the functions of a set that torchvision keeps:
+# (module of the set, name of the set).
 KEEPING_CLASS = ("torchvision.tv_tensors._torch_function_helpers", "_FORCE_TORCHFUNCTION_SUBCLASS")
 
 
 def keep_class_in(function: Any) -> None:
-    """Lets a library's tensors keep their class in a function that replaces one of torch's.
+    """Adds a function that replaces one of torch's to torchvision's set, so torchvision's tensors keep their class in it.
 
-    A library that was imported before knows only torch's own function; one that is imported later finds ours.
+    This is needed if torchvision was imported before the replacement: its set then holds torch's function. If torchvision is
+    imported later, it finds the replacement by itself.
     """
     name, of_set = KEEPING_CLASS
     if name in sys.modules:
@@ -189,9 +191,9 @@ class MetricReader(NamedTuple):
     Attributes:
         kind: name of the class.
         method: name of the method that starts training.
-        interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
-            reads, or if its readings are not a fixed number of steps apart.
-        seldom: makes an instance read at most once in a given number of steps; a longer interval stays as it is.
+        interval: returns the smallest number of steps between two readings under an instance's settings; None if the instance
+            never reads, or if its readings are not a fixed number of steps apart.
+        seldom: makes an instance read at most once in a given number of steps; leaves a longer interval as it is.
         why_not: returns why an instance's interval cannot be set; "" if it can.
     """
 
@@ -207,7 +209,7 @@ def _interval_of_transformers(trainer: Any) -> Optional[int]:
     if arguments.logging_nan_inf_filter:
         return 1
     if getattr(arguments.logging_strategy, "value", arguments.logging_strategy) != "steps" or arguments.logging_steps < 1:
-        return None  # it logs at the end of an epoch, never, or after a share of all steps (logging_steps=0.1)
+        return None  # the Trainer logs at the end of an epoch, never, or after a share of all steps (logging_steps=0.1)
     return int(arguments.logging_steps)
 
 
@@ -250,7 +252,7 @@ def _why_not_of_lightning(trainer: Any) -> str:
     return f"the program's progress bar ({type(bar).__name__}) reads its metrics at every batch" if is_fixed else ""
 
 
-_LIGHTNING = MetricReader(  # `fit` and the like call `_run`; they stay unpatched, because a CLI inspects their signatures
+_LIGHTNING = MetricReader(  # `fit`, `validate` etc. call `_run`; these are not patched, as LightningCLI reads their signatures
     "Trainer", "_run", _interval_of_lightning, _set_interval_of_lightning, _why_not_of_lightning
 )
 METRIC_READERS: Dict[str, MetricReader] = {  # by the module that defines the class

@@ -2,11 +2,11 @@
 
 Without workers, a sampler draws its random order at the first batch. With workers, torch makes it draw as soon as the iteration
 begins. If the program draws random numbers in between, as a loop over two zipped loaders does, all later numbers would differ.
-So workers are asked for batches only when the program asks for the first one.
+So the harness asks the workers for batches only when the program asks for its first batch.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
-the middle of an endless iteration. So the harness examines the data set from time to time. If it has changed, the batches that
-workers have already been asked for are still yielded. The training process fetches the rest of the iteration itself.
+the middle of an endless iteration. So the harness examines the data set about once a second. If it has changed, the program
+still gets the batches that workers were asked for before. The training process fetches the rest of the iteration itself.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Copies:
         loader: the loader's attributes.
 
     Attributes:
-        are_stale: whether the program has changed its map-style data set since the start; workers then get no more indices.
+        are_stale: whether the program has changed its map-style data set since the iteration began. If so, workers get no more
+            indices.
         is_waiting: whether the workers have not been asked for batches yet.
     """
 

@@ -74,7 +74,11 @@ class Applied:
         self._report([hint])
 
     def _report(self, lines: List[str]) -> None:
-        """Reports once per job which settings are in effect, and whether torch or the device differs from `Spec.made_on`."""
+        """Prints which settings are in effect, and whether torch or the device differs from `Spec.made_on`; only on rank 0.
+
+        Args:
+            lines: lines to print first.
+        """
         self._has_reported = True
         ranks = process.group()
         rank = ranks.get_rank() if ranks else protocol.launched_rank(os.environ)

@@ -1,9 +1,9 @@
 """Counts the samples in a batch, whatever its layout.
 
-The leading dimension of a batch's first tensor need not be the number of samples: it may be the length of the sequence, or
-documents may be packed one after the other, or a batch sampler may make batches of any size. But a loader's sampler shows how
-many samples it requests. If one dimension of the first tensor equals that number in several batches, this dimension gives the
-count from then on. Otherwise the sampler's number is the count.
+The leading dimension of a batch's first tensor need not be the number of samples. It may be the length of the sequence, or all
+documents of a batch may be packed into one row. But a loader's sampler shows how many samples it requests for each batch. If
+one dimension of the first tensor equals that number in NUM_COMPARED batches, this dimension gives the count from then on.
+Otherwise the number that the sampler requests is the count.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.nn import Parameter
 
 from . import members
 
-NUM_COMPARED = 16  # number of batches whose shapes are compared with what the sampler asked for
-MOST_SHORT = 3  # after this many batches that are all smaller than the sampler asked for, shapes no longer decide
+NUM_COMPARED = 16  # number of batches whose shapes are compared with the number of samples that the sampler requested
+MOST_SHORT = 3  # if more than this many first batches are smaller than requested, shapes never give the count
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
 MAX_NODES = 64  # nodes of an input's autograd graph that are searched for parameters
@@ -37,7 +37,7 @@ class BatchSizeProbe:
         self.is_active = True
 
     def begin(self) -> None:
-        """Forgets what was recorded: with persistent workers, torch iterates over the sampler again in each epoch."""
+        """Forgets what was recorded: in each epoch with persistent workers, torch iterates over the sampler again."""
         self.asked.clear()
 
     def note(self, indices: Any) -> None:
@@ -46,7 +46,7 @@ class BatchSizeProbe:
             self.asked.append(_num_indices(indices))
 
     def last(self) -> int:
-        """Returns how many indices the sampler gave for the batch that the loader just yielded; 0 if not recorded."""
+        """Returns how many indices the sampler gave for the batch that the loader just yielded; 0 if this was not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
@@ -62,14 +62,14 @@ class Sizes:
     """Counts the samples in the batches of one loader."""
 
     def __init__(self) -> None:
-        self._dimensions: Optional[List[int]] = None  # dimensions whose sizes have equalled the sampler's number so far
+        self._dimensions: Optional[List[int]] = None  # dimensions whose size was the sampler's number in all batches so far
         self._num_compared = self._num_short = 0
         self.dimension: Optional[int] = None  # the dimension of the first tensor that counts samples; None until known
         self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
-        # Shape of what the loader yielded last, if neither sampler nor loader makes batches.
+        # Shape of the loader's last item, if neither the sampler nor the loader makes batches.
         self._unbatched: Optional[Tuple[int, ...]] = None
-        # Whether what such a loader yields is a single sample; None until a model has been called with one.
+        # Whether each item of such a loader is a single sample; None until the shape of a model's input shows it.
         self._is_single: Optional[bool] = None
 
     @property
@@ -102,11 +102,11 @@ class Sizes:
         fitting = [dimension for dimension, size in enumerate(shape) if size == asked]
         if self._dimensions is None and not fitting and (not shape or shape[0] < asked) and self._num_short < MOST_SHORT:
             self._num_short += 1
-            return asked  # samples of this batch may have been dropped: a later one decides
+            return asked  # the program may have dropped samples of this batch, so a later batch decides
         if self._dimensions is None:
             self._dimensions = fitting
         elif self._dimensions and not fitting and self._dimensions[0] < len(shape) and shape[self._dimensions[0]] < asked:
-            return shape[self._dimensions[0]]  # smaller than requested: a stream's last batch, or samples dropped
+            return shape[self._dimensions[0]]  # smaller than requested: a stream's last batch, or samples were dropped
         else:
             self._dimensions = [dimension for dimension in self._dimensions if dimension in fitting]
         self._num_compared += 1
@@ -126,9 +126,9 @@ class Sizes:
         return leading
 
     def are_single(self, called: Tuple[int, ...]) -> bool:
-        """Whether a call shows that what the loader yields are single samples, and this was not known before.
+        """Whether a call shows for the first time that the items that the loader yields are single samples.
 
-        It shows this if the model's input has one dimension more than what the loader yields.
+        This is so if the model's input has one leading dimension more than the loader's item.
 
         Args:
             called: the shape of the model's input.
@@ -140,7 +140,7 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds, if the loader's sampler does not show it.
+    """Returns how many samples a batch holds, for a loader whose sampler does not show this number.
 
     This is the first tensor's leading dimension if it is from 1 to the batch size, else the batch size. For batch size 32, the
     result is 20 if the first tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened tokens). It is also 32
@@ -154,7 +154,7 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
 
 
 def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
-    """Whether a batch whose first tensor has this shape is a row of sequences, one after the other without padding.
+    """Whether a batch is one row of sequences without padding between them; `shape` is that of its first tensor.
 
     Such a batch contains an array of offsets from 0 to the row's length: [0, 5, 9] for sequences of 5 and 4 tokens.
     """
@@ -174,7 +174,7 @@ def _row(shape: Tuple[int, ...]) -> int:
 
 
 def first_tensor(batch: Any) -> Any:
-    """Returns a (nested) batch's first tensor, or array of any library, that is not a scalar; None if it has none."""
+    """Returns the first tensor or array (of any library) in a nested batch, without scalars; None if there is none."""
     return next(_tensors(batch), None)
 
 
@@ -193,9 +193,9 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, `count` looks for a dimension of this size in the first tensor of each call. Once
-    found, this dimension gives the number of samples. Until then, all calls between two backward passes whose leading
-    dimensions are multiples of the batch size count together as one batch. Any other call counts by its leading dimension. If
-    the command line gives no batch size:
+    there is one, it gives the number of samples of all later calls. Before that, a call whose leading dimension is a multiple
+    of the batch size is taken as a part of one batch, together with all such calls up to the next backward pass. Any other call
+    counts by its leading dimension. If the command line gives no batch size:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
@@ -215,14 +215,14 @@ class CallSizes:
         self.shape: Tuple[int, ...] = ()  # shape of the last input, with a leading 1 if it is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
-        # Whether the last input brings no samples beyond those of the call before, because it is the output of another module,
-        # or a part of the batch whose size is on the command line.
+        # Whether the last input brings no new samples: it was computed from the output of another module, or it is a part of
+        # the batch whose size is on the command line.
         self.continues = False
         self._dimension: Optional[int] = None
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether the command line's batch size was seen in an input."""
+        """Whether a dimension of an input had the command line's batch size."""
         return self._dimension is not None
 
     def count(self, args: Any, kwargs: Any) -> float:
@@ -260,12 +260,12 @@ def _is_computed(grad_fn: Any) -> bool:
     """Whether a tensor with this `grad_fn` was computed from parameters, not only from inputs that need gradients."""
     for number, node in enumerate(members.nodes_of(grad_fn)):
         if number == MAX_NODES or isinstance(getattr(node, "variable", None), Parameter):
-            return True  # a parameter, or too many nodes to look at, as in the graph of a model
+            return True  # a parameter, or so many nodes that it must be the graph of a model
     return False
 
 
 def _is_table(inputs: Any, shape: Tuple[int, ...]) -> bool:
-    """Whether the inputs hold a matrix of floats that has as many rows as `shape`, but another number of columns."""
+    """Whether the inputs hold a matrix of floats with as many rows as `shape` and a different number of columns."""
     for tensor in _tensors(inputs):
         other = members.shape_of(tensor) or ()
         if len(shape) == len(other) == 2 and other[0] == shape[0] and other[1] != shape[1] and not _is_of_integers(tensor):

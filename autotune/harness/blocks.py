@@ -19,9 +19,9 @@ class Blocks:
         self.rates_per_s: List[float] = []  # rate of each closed block
         self.block_s: List[float] = []  # length of each closed block
         self.step_s: List[List[float]] = []  # seconds of each step of the last two closed blocks
-        self._open: List[float] = []
+        self._open: List[float] = []  # seconds of each step of the block that is not closed yet
         self._open_s = self._open_samples = 0.0
-        self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of the closed blocks
+        self.num_steps, self.seconds, self.samples = 0, 0.0, 0.0  # of all closed blocks together
 
     def add(self, step_s: float, samples: float) -> bool:
         """Adds a step; returns whether it closed a block."""
@@ -30,7 +30,7 @@ class Blocks:
         return len(self.rates_per_s) > num_before
 
     def add_until_closed(self, steps_s: Sequence[float], samples: Sequence[float]) -> int:
-        """Adds steps until one of them closes a block or lasts as long as a block; returns how many it has added.
+        """Adds steps until a step closes a block, or a single step takes at least `min_s`; returns the number of added steps.
 
         One call for many short steps costs far less than a call for each.
         """
@@ -67,7 +67,7 @@ def agree(blocks: Blocks, rules: MeasureRules) -> bool:
         return False
     before, after = sorted(blocks.step_s[-2]), sorted(blocks.step_s[-1])
     if blocks.width > 1 or min(len(before), len(after)) < 8:
-        return True  # quartiles mean nothing if several workers deliver in bursts, or if there are few steps
+        return True  # quartiles say nothing if several workers deliver batches in bursts, or if there are few steps
     quarters = (0.25, 0.5, 0.75)
     return all(_close(_quantile(before, q), _quantile(after, q), rules.warmup_quartile_frac) for q in quarters)
 
@@ -84,10 +84,10 @@ def _quantile(ordered: List[float], q: float) -> float:
 
 # Blocks are merged into 10 to 19 parts, because long neighbouring parts are less correlated with each other than short ones.
 CHUNKS = 10
-# If one window is suspicious (SUSPECT_FRAC, SUSPECT_F), a second one decides, together with the first and the steps between
-# (CERTAIN_F). Simulated were 4,800 steady programs with steps of 0.02 to 1.2 s: independent, autocorrelated (AR(1), 0.7) or
-# bursty. None was flagged, and 4 % needed a second window. Of the programs with autocorrelated steps of 1 s, a fifth needed it:
-# their windows have only six steps.
+# If a window is suspicious (SUSPECT_FRAC, SUSPECT_F), a second window is measured. CERTAIN_F then decides over both windows and
+# the steps between them. In a simulation of 4,800 steady programs, with independent, autocorrelated (AR(1), 0.7) or bursty
+# steps of 0.02 to 1.2 s, no program was found to keep changing, and 4 % needed a second window. Of the programs with
+# autocorrelated steps of 1 s, a fifth needed it, because their windows have only six steps.
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
 CERTAIN_F = 30.0
 
@@ -96,8 +96,8 @@ class Trend(NamedTuple):
     """The change of the step time over a sequence of blocks.
 
     Attributes:
-        moved_frac: step time at the end divided by that at the start, minus 1.
-        f: F statistic of the slope; the higher, the less likely it is chance.
+        moved_frac: step time at the end divided by the step time at the start, minus 1.
+        f: F statistic of the slope. The larger it is, the less likely the change is due to chance.
     """
 
     moved_frac: float
@@ -130,9 +130,9 @@ def keeps_changing(whole: Trend, last: Trend, least_frac: float) -> bool:
     """Returns whether the step time has certainly changed by more than `least_frac`, and was still changing at the end.
 
     Args:
-        whole: trend from the beginning of the first suspicious window to the end of the last one.
-        last: trend of the last window alone; a step time that has settled by then is steady.
-        least_frac: smallest change over the whole that matters.
+        whole: trend from the beginning of the first suspicious window to the end of the last window.
+        last: trend of the last window alone. If the step time no longer changes there, it is steady.
+        least_frac: smallest change over the whole time that matters, as a share of the step time.
     """
     is_still = last.moved_frac * whole.moved_frac > 0 and abs(last.moved_frac) > least_frac / 2
     return abs(whole.moved_frac) > least_frac and whole.f > CERTAIN_F and is_still

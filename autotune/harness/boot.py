@@ -21,17 +21,17 @@ _environment: Dict[str, str] = {}  # the environment variables when the harness 
 
 
 def note_start() -> None:
-    """Saves the environment, to find out what the program changes in it before importing torch.
+    """Saves the environment variables, to find out later which of them the program changes before it imports torch.
 
-    In a warm start, torch is imported before the program runs, so torch does not see these changes.
+    In a warm start, torch is imported before the program runs, so torch would not see these changes.
     """
     state.startup["is_first"] = False  # `sign_in` sets it to True in the trial's first process
     _environment.update(os.environ)
 
 
 def _note_compiler(_: Any) -> None:
-    # If none of READ_BY_COMPILER has changed, warm starts import the compiler in advance, too (trials/warm.py). That saves
-    # seconds even if a program does not use the compiler, because constructing an optimizer imports it.
+    # If the program has changed none of READ_BY_COMPILER, warm starts import the compiler in advance, too (trials/warm.py).
+    # This saves seconds even for a program that compiles nothing, because constructing an optimizer imports the compiler.
     state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
 
 
@@ -53,14 +53,15 @@ def sign_in(spec_path: str) -> None:
             file.write(json.dumps(line) + "\n")
         state.startup["is_first"] = True
     except (OSError, ValueError, TypeError):
-        return  # this is not the trial's first process, or the spec cannot be read, which the session will report
+        return  # this is not the trial's first process, or the spec cannot be read; the session will report the latter
 
 
 def answer_stack_requests() -> None:
     """Lets the tuner ask a hanging process for its stacks. Until the tuner asks, this costs and changes nothing.
 
     faulthandler writes from the C signal handler, so a process answers even in an endless loop, in a call that holds the GIL,
-    or before anything is imported. It writes to descriptor 2, because the tuner checks that descriptor 2 is the trial's log.
+    or before anything is imported. It writes to descriptor 2; the tuner asks only processes whose descriptor 2 is the trial's
+    log.
     """
     if signal.getsignal(protocol.STACK_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(protocol.STACK_SIGNAL, file=2, all_threads=True)
@@ -115,7 +116,7 @@ def _begin(spec_path: str) -> Any:
 
 
 def _guarded(action: Callable[..., Any], *arguments: Any) -> Any:
-    # A failure of the harness must not fail the program: it is reported, and the trial has no result.
+    # A failure of the harness must not end the program. It is reported, and a trial then has no result.
     try:
         return action(*arguments)
     except Exception:

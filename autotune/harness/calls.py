@@ -1,9 +1,10 @@
-"""Counts the samples that a training root is called with (see modules.py), for batches that do not come from a DataLoader.
+"""Counts the samples that a training root is called with, for batches that do not come from a DataLoader.
 
-Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation. A
-program may test its model without disabling gradients. No backward pass reaches such calls. A solver of differential equations,
-or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples. A radiance field,
-in contrast, is called with one chunk of points after the other, and all of them count.
+A training root is an outermost module with trained parameters that the program calls (modules.py). Not every call brings new
+samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation. A program may test its model
+without disabling gradients. No backward pass reaches such calls. A solver of differential equations, or an unrolled cellular
+automaton, calls its model many times with what it has computed from the same samples. A radiance field, in contrast, is called
+with one chunk of points after the other, and all chunks count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Call:
 
     Attributes:
         samples: number of its samples.
-        is_counted: whether its samples are counted already; if not, they will be once a backward pass reaches the call.
+        is_counted: whether its samples are counted already. If not, they will be counted once a backward pass reaches the call.
         is_reached: whether a backward pass has reached the call.
     """
 
@@ -43,7 +44,7 @@ class Calls:
     Attributes:
         samples: the calls' samples so far, without `set_aside`.
         set_aside: samples of calls before the last step of another optimizer, whose steps are not counted.
-        closed_step: the step in which a closure's samples were last counted.
+        closed_step: the step in which the samples of an optimizer's closure (as for LBFGS) were last counted; -1 before.
     """
 
     def __init__(self, sizes: CallSizes) -> None:
@@ -53,8 +54,8 @@ class Calls:
         self._largest = 0.0  # most samples of a call
         self._least_trained = math.inf  # fewest samples of a call that a backward pass has reached
         self._is_fed_back = False  # whether an input was ever computed from what an earlier call returned
-        self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; whether it has missed others
-        self._was_missed = False  # whether there was a step in which calls were watched and none was reached
+        self._is_reached = self._is_mixed = False  # whether a backward pass reached any call; whether it missed other calls
+        self._was_missed = False  # whether calls were watched in an earlier step
         self._num_steps = 0
         self._watched: List[Call] = []  # calls since the last step, in the first steps
         self._last: Optional[Call] = None  # the last watched call that brought new samples, since the last step
@@ -62,11 +63,11 @@ class Calls:
     def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
         """Counts the samples of a call that begins. If this returns a `Call`, the caller must pass the outputs to `end`.
 
-        A call that is smaller than the largest call, and than all calls that a backward pass has reached, counts only once a
-        backward pass reaches it. If backward passes reached only some calls of the first steps, this holds for all later calls,
-        whatever their size. A call whose outputs were not computed from trained parameters counts at its end, because no
-        backward pass can reach it. A call whose input was computed from an earlier call's outputs brings no new samples, unless
-        a backward pass has reached the last call that brought some.
+        Usually the samples count at once. A call that is smaller than the largest call, and smaller than all calls that a
+        backward pass has reached, counts only once a backward pass reaches it. If backward passes reached only some calls of
+        the first steps, this holds for all later calls, whatever their size. A call whose outputs were not computed from
+        trained parameters counts at its end, because no backward pass can reach it. A call whose input was computed from an
+        earlier call's outputs brings no new samples, unless a backward pass has already reached the last call with new samples.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.continues:
@@ -126,10 +127,10 @@ class Calls:
     def only_act(self, least_trained: float) -> bool:
         """Whether no backward pass has reached these calls, although they were watched, and all of them are small.
 
-        A policy may act through its own call, and learn through `forward()` or its layers, which are roots of their own.
+        A policy may act by a call of the module, but learn through `forward()` or its layers. The layers are then roots, too.
 
         Args:
-            least_trained: fewest samples of a call of any root that a backward pass has reached.
+            least_trained: fewest samples of a call of any root that a backward pass has reached. Smaller calls are small.
         """
         is_missed = not self._is_reached and (self._was_missed or bool(self._watched))
         return is_missed and self._largest < least_trained < math.inf
@@ -138,10 +139,8 @@ class Calls:
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
-    Roots that only act do not count (`Calls.only_act`).
-
-    Samples that were set aside count only if no samples came after them. This happens if two optimizers step in each iteration
-    and the one whose steps are not counted goes first.
+    Roots that only act are skipped (`Calls.only_act`). Samples that were set aside are used only if no root has other samples.
+    This happens if two optimizers step in each iteration and the one whose steps are not counted steps first.
     """
     least = min((calls.least_trained for calls in all_calls), default=math.inf)
     for name in ("samples", "set_aside"):

@@ -1,7 +1,7 @@
 """Counts replays of a CUDA graph as steps, if the program has recorded whole steps in the graph (torch.cuda.graph).
 
-While a stream is captured, any request to the device (for an event or a value) is an error that ends the capture, and the
-recorded work runs only later. So the harness does not count a step that is being captured, and reads nothing in it.
+While a stream is captured, any request to the device (for an event or a value) is an error that ends the capture. The recorded
+work runs only when the graph is replayed. So the harness does not count a step that is being captured, and reads nothing in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_capturing() -> bool:
 
 
 class CapturedSteps:
-    """Counts one step for each replay of a graph that contains a step. Installed by the first captured step."""
+    """Counts one step for each replay of a graph that contains a step. Patches torch at the first captured step."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class CapturedSteps:
         self._graphs: Any = weakref.WeakKeyDictionary()  # graph that holds a step -> samples of its forward calls
 
     def is_captured(self) -> bool:
-        """Returns whether the step just made was recorded into a CUDA graph instead of being computed; called for each step."""
+        """Returns whether the step just made was recorded in a CUDA graph instead of computed. Must be called for each step."""
         if not is_capturing():
             return False
         if not self._is_installed:

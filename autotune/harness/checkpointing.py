@@ -1,8 +1,8 @@
-"""Checkpoints a module's repeated blocks: their activations are not kept, and the backward pass runs the blocks again.
+"""Applies activation checkpointing to a module's repeated blocks: the backward pass computes their activations again.
 
 A block is a module that has children and is directly in a plain Sequential or ModuleList, but not inside another block. Only
-blocks of the most frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is
-used instead, because it also makes the other changes that checkpointing requires (it turns off key-value caches).
+blocks of the most frequent class are checkpointed, and only if there are at least two of them. If a library's model has its own
+switch for checkpointing, the switch is used instead, because it also makes other required changes (turns off key-value caches).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one c
 
 
 def blocks(module: Any) -> List[Any]:
-    """Returns the blocks of a module that would be run again; [] if no two blocks have the same class."""
+    """Returns the blocks of a module that would be checkpointed; [] if no two blocks have the same class."""
     found = list(_candidates(module))
     if not found:
         return []
@@ -50,11 +50,12 @@ def can_be_checkpointed(module: Any) -> bool:
 
 
 class Checkpointing:
-    """Checkpoints modules of this process and observes whether a block is run again.
+    """Checkpoints modules of this process and observes whether a backward pass runs a block again.
 
     Attributes:
-        is_run_again: whether a block was seen to run within a backward pass; None if not observed.
-        written: name of a tensor that a block writes to in its forward pass, and so would write to twice; "" if none.
+        is_run_again: whether a block was seen to run within a backward pass; None if no block was observed.
+        written: name of a tensor that a block writes to in its forward pass. With checkpointing it is written twice. "" if no
+            block writes to a tensor.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class Checkpointing:
 
 
 def is_in_backward() -> bool:
-    """Whether a backward pass runs in this thread: activation checkpointing calls modules again in it, at any depth."""
+    """Whether a backward pass runs in this thread. If so, modules are called again by activation checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -121,7 +122,7 @@ def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:
     if hasattr(own, CHECKPOINTED):
         return True
     norms = [each for each in members.modules(block) if members.attribute(each, "running_mean") is not None]
-    # The contexts of the forward pass and of its repetition, so that running statistics see each batch once.
+    # Contexts for the forward pass and for its repetition. The second keeps running statistics from seeing a batch twice.
     more: Dict[str, Any] = {"context_fn": lambda: (contextlib.nullcontext(), _keeping(norms))} if norms else {}
     is_observed = False
 

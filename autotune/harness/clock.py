@@ -13,7 +13,7 @@ class Finished(NamedTuple):
 
     end_s: float  # since the end of the first step, without steps that `open_window` drops
     step_s: float  # since the end of the previous step
-    busy_s: float  # the part of step_s in which the step had its input
+    busy_s: float  # step_s minus the time that the step waited for its input
     samples: float
     wait_s: float  # host seconds inside the loader's __next__
     is_foreign: bool  # the step contained an evaluation, or a batch of a loader that does not feed the training
@@ -27,8 +27,8 @@ class HostClock:
     """Times the ends of steps on the host; correct if the device is the CPU.
 
     Attributes:
-        waiting: what `mark` has noted since the last call of `finished`. Always the same list: `Session.plain_step_hook`
-            appends to it.
+        waiting: what `mark` has noted since the last call of `finished`. Always the same list object, because the hook from
+            `Session.plain_step_hook` appends to it.
     """
 
     run_ahead = 0
@@ -53,7 +53,7 @@ class HostClock:
         """Called when the program asks for a batch after the first forward of a step."""
 
     def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
-        """Marks the end of a step and returns the host's time; on the critical path of every step."""
+        """Marks the end of a step and returns the host's time, monotonic clock. Must be fast: it runs at every step."""
         now_s = time.monotonic()
         self.waiting.append((now_s, samples, wait_s, is_foreign))
         return now_s
@@ -63,11 +63,11 @@ class HostClock:
         self.waiting.append((time.monotonic(), None, 0.0, False))
 
     def noise(self) -> None:
-        """Notes that something was compiled, or memory allocated, in the steps marked since the last call of `finished`."""
+        """Notes that something was compiled or memory was allocated in the steps marked since the last call of `finished`."""
         self._is_noisy = True
 
     def finished(self) -> Iterator[Finished]:
-        """Yields the steps finished since the last call; the very first step only sets the origin."""
+        """Yields the steps finished since the last call, except the first step of all, whose end is the origin of time."""
         waiting = list(self.waiting)
         del self.waiting[: len(waiting)]  # in place; another thread may append meanwhile
         is_quiet, self._is_noisy = not self._is_noisy, False
@@ -84,7 +84,7 @@ class HostClock:
         self._last_s = last_s
 
     def open_window(self) -> None:
-        """Called when the window opens; the host need not wait for anything."""
+        """Called when the window opens. Does nothing: there is no device to wait for."""
 
     def close_window(self) -> None:
         """Called when the window ends."""
@@ -134,7 +134,7 @@ class CudaClock:
         return self._event(self._cuda.current_stream(self._device))
 
     def batch_is_there(self) -> None:
-        """Called before each forward of a step. From the first one to the step's end, the device has input, except in waits."""
+        """Called before each forward of a step: the device has its input, until `batch_is_asked` or the end of the step."""
         if (self.begin is not None and self._asked is None) or self._cuda.is_current_stream_capturing():
             return
         if self.begin is None:
@@ -151,11 +151,11 @@ class CudaClock:
             self._asked = self._event(self._stream)
 
     def mark(self, samples: float, wait_s: float, is_foreign: bool) -> float:
-        """Marks the end of a step and returns the host's time; on the critical path of every step."""
+        """Marks the end of a step and returns the host's time, monotonic clock. Must be fast: it runs at every step."""
         self._pending.append((self._now(), self.begin, self._waits, samples, wait_s, is_foreign))
         self._begin_step()
         if len(self._pending) > RUN_AHEAD:
-            self._pending[-RUN_AHEAD - 1][0].synchronize()  # eight steps stay queued, so the device is never idle
+            self._pending[-RUN_AHEAD - 1][0].synchronize()  # RUN_AHEAD steps stay queued, so the device is never idle
         return time.monotonic()
 
     def leave_out(self) -> None:
@@ -169,11 +169,11 @@ class CudaClock:
         self._num_marked += 1
 
     def noise(self) -> None:
-        """Notes that something was compiled, or memory allocated, in the steps marked so far."""
+        """Notes that something was compiled or memory was allocated in the steps marked so far."""
         self._noisy_until = self._num_marked
 
     def finished(self) -> Iterator[Finished]:
-        """Yields the steps whose events have completed since the last call; the very first step only sets the origin."""
+        """Yields the steps whose events have completed since the last call, except the very first step, the origin of time."""
         while self._pending and self._pending[0][0].query():
             event, begin, waits, samples, wait_s, is_foreign = self._pending.popleft()
             self._num_finished += 1
@@ -199,7 +199,7 @@ class CudaClock:
         """Waits for the device and opens the window; called again when the window restarts.
 
         The window begins after the next step. That step takes longer than usual, because the device has to wait until the host
-        has fetched a batch and queued the step's work, which the host usually does while the device computes earlier steps.
+        has fetched a batch and queued the step's work. Usually the host does this while the device computes earlier steps.
         """
         self._synchronize(self._device)
         end_s = self._end_s

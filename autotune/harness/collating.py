@@ -15,7 +15,7 @@ from typing import Any
 
 
 def takes_only_first(collate: Any) -> bool:
-    """Whether a collate function uses its batch, but only as `batch[0]`; False if that is not certain."""
+    """Whether a collate function uses its batch, and every use of it is `batch[0]`; False if this is not certain."""
     if type(collate) is operator.itemgetter:
         return repr(collate) == repr(operator.itemgetter(0))
     function, position = collate, 0
@@ -34,7 +34,7 @@ def _is_used_as_first(code: types.CodeType, position: int) -> bool:
         return False
     instructions, num = list(dis.get_instructions(code)), 0
     for number, each in enumerate(instructions):
-        named = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # one instruction may name two variables
+        named = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # an instruction may use two variables
         if "FAST" not in each.opname or name not in named:
             continue
         is_loaded_last = "LOAD" in each.opname and named.index(name) == len(named) - 1

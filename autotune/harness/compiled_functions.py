@@ -1,7 +1,8 @@
-"""Counts the samples that a program's compiled functions are called with, if these call a training root (see modules.py).
+"""Counts the samples that a program's compiled functions are called with, if the functions call a training root.
 
-Usually the harness intercepts the calls of roots to count samples. Compiled code bypasses this, so the harness intercepts the
-calls of the compiled function instead.
+A training root is an outermost module with trained parameters that the program calls (modules.py). Usually the harness
+intercepts the calls of roots to count samples. Compiled code bypasses the interception, so the harness intercepts the calls of
+the compiled function instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class CompiledFunctions:
         Args:
             context: the trial's context.
             is_training: returns whether a call may train: a training root is known, and the call is not inside a module call.
-            sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
+            sizes: returns the object that counts a call's samples; None if a loader already gives their number.
         """
         self._context, self._is_training, self._sizes = context, is_training, sizes
         self._samples: Dict[int, float] = {}  # compiled function -> samples that it was called with since the last step
@@ -92,5 +93,5 @@ class CompiledFunctions:
 
 
 def _inputs(values: Iterable[Any]) -> List[Any]:
-    """Returns the arguments that may hold a batch; leaves out modules and trainers, whose parameters would be counted."""
+    """Returns the arguments that may hold a batch. Leaves out modules and trainers: their parameters would be counted."""
     return [v for v in values if isinstance(v, (list, tuple, dict)) or (isinstance(v, Tensor) and not v.requires_grad)]

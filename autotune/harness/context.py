@@ -51,7 +51,7 @@ class TrialContext(abc.ABC):
         started_s: when the harness began, monotonic clock.
         clock_offset_s: see `protocol.clock_offset_s`.
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.
-        is_active: whether this process has made a training step.
+        is_active: whether this process has made a training step that counts.
         is_over: whether the harness has finished its work in this process.
         is_child: whether another process of the program started this process.
         rank, world_size: rank of this process among the processes that train together, and their number.
@@ -59,7 +59,7 @@ class TrialContext(abc.ABC):
         device: "cuda" or "cpu", where the trained parameters are; known at the first step.
         device_index: index of the GPU that holds the trained parameters, which need not be the current device; None on the CPU,
             before the first step, or if unknown. Torch takes None as the current device.
-        clock: times steps; the device's clock from the first step on.
+        clock: times steps; a HostClock until the first step, then the clock for the device.
         applied: what the harness does in a real run; None in a trial.
         losses: records losses; None in a real run.
         explained: the pass of a trial in mode "explain"; None in other modes.
@@ -69,7 +69,7 @@ class TrialContext(abc.ABC):
     The other attributes are the harness's objects. Some of them exist only once torch is imported.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "num_steps")  # every step writes it; a slot is faster than one of many attributes
+    __slots__ = ("__dict__", "__weakref__", "num_steps")  # each step writes `num_steps`; a slot is faster than a dictionary
 
     clock: HostClock  # or a CudaClock, which has the same methods
     phases: Phases
@@ -106,7 +106,7 @@ class TrialContext(abc.ABC):
         self.clock = HostClock()
 
     def broke(self, doing: str) -> None:
-        """Ends the trial with a failed result that blames the harness; called in `except` blocks around the harness's code.
+        """Ends the trial with a failed result that names the harness as the cause. Called in `except` blocks of the harness.
 
         In a real run (mode "apply"), the harness removes itself and lets the program continue.
         """
@@ -124,4 +124,4 @@ class TrialContext(abc.ABC):
 
     @abc.abstractmethod
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a fast hook for usual steps. After any other step, it calls `otherwise`, the harness's full hook."""
+        """Returns a fast hook for usual steps. The hook calls `otherwise`, the harness's full hook, after any other step."""

@@ -26,7 +26,7 @@ class Convolutions:
         self.is_found: Optional[bool] = None
 
     def see(self, module: Any) -> None:
-        """Examines a module and all modules within it, unless a convolution is known or weights have no shape yet."""
+        """Examines a module and all modules within it, unless a convolution was found before or a weight has no shape yet."""
         if self.is_found:
             return
         weights = [each for each in members.parameters(module) if isinstance(each, Tensor)]

@@ -1,4 +1,4 @@
-"""Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says about them.
+"""Counts the CPU cores that a process may use, by affinity and cgroup quota, and reads the kernel's files about them.
 
 Tuner and harness each count for their own process, because the program may have bound itself to fewer cores than the tuner has.
 """
@@ -21,7 +21,7 @@ ISA = (
 
 
 def num_cores(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int:
-    """Returns min(affinity, smallest cgroup quota rounded up), at least 1."""
+    """Returns the number of cores that this process may use: min(affinity, smallest cgroup quota rounded up), at least 1."""
     affinity, quota = len(os.sched_getaffinity(0)), cpu_quota(cgroup, own)
     return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
 

@@ -1,9 +1,9 @@
 """Finds cycles: steps that alternate with something else, such as rollouts, a validation or logging.
 
 A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, the rate was between
-5 % too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that
-took many times as long as the others. Recurring gaps make cycles. The window is then cut to whole cycles, from the end of one
-gap to the end of another.
+5 % too low and 15 % too high. The spread between the window's blocks did not show this error. A pause shows as a gap: a step
+that took many times as long as the others. Recurring gaps make cycles. The window is then cut to whole cycles, from the end of
+one gap to the end of another gap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps be
 LEAST_STEPS = 3  # the mean for GAP_TIMES must be taken over at least this many steps
 # The next gap is awaited for at most 1 / NOTICEABLE_FRAC times the longest gap's length: rarer gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
-SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long
+# A gap differs in kind from the longest gap (logging, not validation) if the longest is more than this many times as long.
+SAME_KIND = 3.0
 FREQUENT = 10.0  # if the shortest window holds this many gaps, they average out: no cycles (loader bursts, short epochs)
 # How long to wait for the next gap: PATIENCE_S seconds, or PATIENCE_TIMES times the longest time between gaps so far, whichever
 # is longer.
@@ -53,8 +54,9 @@ class Cycles:
 
     Args:
         width: number of the loader's workers, or 1; gaps every `width` steps are the loader's bursts.
-        frequent_s: gaps closer together than this make no cycles.
-        baseline: the baseline's cycle, `Spec.cycle`. If it is {} (no cycles), gaps with evaluations are left out.
+        frequent_s: gaps that are at most this many seconds apart on average make no cycles.
+        baseline: the baseline's cycle, `Spec.cycle`; None if unknown. If it is {} (no cycles), gaps with evaluations are left
+            out.
     """
 
     def __init__(self, width: int, frequent_s: float, *, baseline: Optional[Dict[str, float]] = None) -> None:
@@ -71,11 +73,11 @@ class Cycles:
         return not self._gaps and not self._baseline_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Restarts the mean of normal steps after a step that must not count, for example because something was compiled."""
+        """Restarts the mean of normal steps after a step that must not be part of it, for example because it compiled code."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
-        """Adds a long step and returns whether it is a gap; need not be called for short steps.
+        """Adds a step and returns whether it is a gap. Need not be called for short steps.
 
         Args:
             step_s: how long it took.
@@ -101,9 +103,9 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the longest gaps that make cycles, or may do so once the next gap comes; [] if there are none.
+        """Returns the longest gaps that make cycles, or may make cycles once the next gap comes; [] if there are none.
 
-        Gaps are grouped by length (SAME_KIND): if gaps of about 10 s make no cycles, those of 1 s still may.
+        Gaps are grouped by length (SAME_KIND): if gaps of about 10 s make no cycles, gaps of about 1 s still may.
         """
         left = self._gaps
         while left:
@@ -121,7 +123,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # after a single evaluation, the next must follow sooner
+        if len(kind) > 1 or not kind[0].is_evaluation:  # after a single gap with an evaluation, the shorter patience applies
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 
