@@ -19,13 +19,14 @@ EXIT_BROKEN = 70  # EX_SOFTWARE: the harness itself failed
 LAST_RANK_S = 5.0  # how long rank 0 waits for the other ranks' results
 MAX_MESSAGE = 2000  # characters of an exception's message: half from its beginning, half from its end
 COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a terminal, which torch.load, rich and others write
-# A kernel fails after the call that queued it. So any later call may report the failure, even one by the harness.
+# A GPU kernel fails after the call that queued it. So any later call may report the failure, even a call by the harness.
 FAULT_OF_A_KERNEL = re.compile(
     r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
     r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable"
     r"|operation not supported on global/shared address space)"
 )
-# Torch's handler of SIGCHLD raises this wherever the program is: if it waits for the GPU, mostly in a call by the harness.
+# Torch's SIGCHLD handler raises this exception wherever the program happens to be. A program that waits for the GPU mostly
+# waits in a call by the harness.
 WORKER_ENDED = re.compile(r"DataLoader worker \(pid")
 NOTICED = ((FAULT_OF_A_KERNEL, "an earlier kernel of the program failed"), (WORKER_ENDED, "a worker of a loader ended"))
 
@@ -43,7 +44,7 @@ class Ending:
         self._context = context
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
-        # `at_exit` closes this descriptor to free it for the result, because the program may have used up all others.
+        # `at_exit` closes this descriptor to free it for the result file: the program may have used up all other descriptors.
         self._spare = -1 if context.is_applying else os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
@@ -113,7 +114,7 @@ class Ending:
             os._exit(EXIT_BROKEN)
 
     def at_exit(self) -> None:
-        """Called as the interpreter ends: the program ended by itself, or by an exception, before the window was full."""
+        """Writes the result as the interpreter ends: the program ended, perhaps by an exception, before the window was full."""
         context = self._context
         if context.is_over or threading.current_thread() is not threading.main_thread():
             return

@@ -1,6 +1,7 @@
 """Routes a program's gradient calls through the harness: backward, zero_grad, clipping, GradScaler, step.
 
-`gradients.py` decides what happens there; `watch` below is its `Gradients` object. Nothing is installed unless a knob needs it.
+The parameter `watch` below is the `Gradients` object of gradients.py, which decides what these calls do. Nothing is installed
+unless a knob needs it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def before_steps(watch: Any, kind: Any) -> None:
                 return own(self, *args, **kwargs)
             return watch.step(own, self, args, kwargs)
 
-        step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: `own` already runs torch's hooks
+        step.hooked = True  # type: ignore[attr-defined]  # keeps torch from adding its hooks, which `own` runs already
         step.is_autotunes_own = True  # type: ignore[attr-defined]
         step._torchdynamo_disable = True  # type: ignore[attr-defined]
         return step

@@ -32,12 +32,12 @@ def look(parameters: List[Any]) -> List[Any]:
 
 
 def norms(parameters: List[Any]) -> List[Any]:
-    """Returns a list: first one None for each missing gradient, then the norms of the dense gradients as text, such as "1.5".
+    """Returns one None for each missing gradient, followed by the norms of the dense gradients as text, such as "1.5".
 
-    Text can be compared even if a norm is NaN, because "nan" equals itself.
+    Norms are text so that they can be compared even if they are NaN: "nan" equals itself.
     """
     found = [parameter.grad for parameter in parameters]
-    # Only this rank's parts, because torch does not mix distributed and other tensors in one operation.
+    # Only this rank's shards of distributed tensors, because torch does not mix these and plain tensors in one operation.
     dense = [members.local(gradient) for gradient in found if gradient is not None and not gradient.is_sparse]
     with torch.no_grad():
         each = torch._foreach_norm(dense) if dense else []

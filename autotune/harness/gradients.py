@@ -6,10 +6,10 @@ the other passes run in `no_sync`. In the first cycles of k calls, `no_sync` is 
 program leaves its gradients alone.
 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
-a GradScaler. Gradients are clipped once in k calls, before the call of `step()` that steps. They are unscaled before that.
+a GradScaler. Gradients are clipped once in k calls, before the call of `step()` that steps. They are unscaled before clipping.
 
-This does not work for a program that handles its gradients differently (clears or clips them by hand, discards them, has
-several optimizers). The harness detects such a program, mostly in the first steps by inspecting the gradients, and then leaves
+Both need a program that handles its gradients as usual. Some programs clear or clip gradients by hand, discard them, or have
+several optimizers. The harness detects such a program, mostly in the first steps by inspecting the gradients, and then leaves
 its gradients unchanged.
 
 Nothing here is installed unless a knob needs it.
@@ -62,14 +62,16 @@ class Gradients:
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
+        # Whether a backward pass has run since the last call of `step()`; whether a backward pass runs now; whether a real step
+        # runs now, in which all calls pass through; whether the gradients of this cycle were unscaled.
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._factor: Any = None  # the factor by which the gradients of the last backward pass are scaled
         self._inputs: List[Any] = []  # tensors without an optimizer that get gradients in the current backward pass
         self._of_inputs: List[Any] = []  # weak references to the gradients of `_inputs`, after the pass
         self._left_scale: Any = None  # the scale of a backward pass during which the harness has stopped scaling
         self._first_samples = 0.0  # samples of the forward calls before the first backward pass
-        self._after_backward: Optional[List[Any]] = None
-        self._when_held: Optional[List[Any]] = None
+        self._after_backward: Optional[List[Any]] = None  # `gradient_state.look` after the last backward pass
+        self._when_held: Optional[List[Any]] = None  # `gradient_state.norms` when a step was held back
         self.is_in_place = False
         self._parallel = context.handlers.parallel
         if self.every != 1:
@@ -311,7 +313,7 @@ class Gradients:
     # --- how many calls per step ---
 
     def _correct(self) -> None:
-        """Corrects `every` at the first step if the program accumulates itself: two backward passes per step halve it."""
+        """Corrects `every` at the first step if the program accumulates by itself: with two backward passes, it is halved."""
         samples, called = self._batch()
         own = max(1, round(called / self._first_samples)) if self._first_samples else 1
         if own == 1:
@@ -347,7 +349,7 @@ class Gradients:
         return (called if is_counted else None), called
 
     def samples_per_step(self) -> Optional[float]:
-        """Returns all ranks' samples per step: this rank's median times the number of batches. None if none are counted."""
+        """Returns all ranks' samples per step: this rank's median times the number of batches; None if unknown."""
         samples = self._context.window.steps["samples"]
         if not samples or self._context.loaders.unit != "samples":
             return None

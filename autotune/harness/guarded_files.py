@@ -1,9 +1,9 @@
 """Prevents a trial from overwriting, renaming or removing the user's checkpoints.
 
-If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
-protect a name, and the keeper guards only the files that it has found. So this module replaces `torch.save`, the functions of
-`os` that change names, and `shutil.copyfile` (the other functions of `shutil` and `pathlib` call these). The replacements do
-everything else as before, but they do not change
+If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents: other processes that
+open such a file for writing have to wait. A lease does not protect a name, and the keeper guards only the files that it has
+found. So this module replaces `torch.save`, the functions of `os` that change names, and `shutil.copyfile` (the other functions
+of `shutil` and `pathlib` call these). The replacements work as before, but they do not change
 
 - the files listed in protocol.KEPT_FILE, and
 - other checkpoints that were last changed before the trial began, unless a trial has made them.
@@ -79,7 +79,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like a built-in, does not become a method when a class holds it. pathlib of Python 3.9 needs that."""
+    """A callable that, like a built-in, does not become a method when it is an attribute of a class (pathlib, Python 3.9)."""
 
     __module__ = "os"  # where pickle looks it up
 
@@ -95,7 +95,10 @@ class Function:
 
 
 class Kept:
-    """The guarded paths, read again when the keeper has changed them."""
+    """The guarded paths in this process, and the replacements of functions that change files.
+
+    The list of paths is read again when the keeper has changed it.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -235,7 +238,7 @@ class Kept:
         return removed
 
     def linking(self, link: Call) -> Call:
-        """Returns an `os.symlink` that pretends to make a link where a guarded name only seems to be removed."""
+        """Returns an `os.symlink` that makes no link at a guarded name that the program believes it has removed."""
 
         def linked(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: Optional[int] = None) -> None:
             name = _named(dst, dir_fd) if self._unlinked else ""
@@ -247,7 +250,7 @@ class Kept:
         return linked
 
     def linking_hard(self, link: Call) -> Call:
-        """Returns an `os.link` that pretends to make a link where a guarded name only seems to be removed."""
+        """Returns an `os.link` that makes no link at a guarded name that the program believes it has removed."""
 
         def linked(src: Any, dst: Any, *, dst_dir_fd: Optional[int] = None, **named: Any) -> None:
             name = _named(dst, dst_dir_fd) if self._unlinked else ""
@@ -259,7 +262,10 @@ class Kept:
         return linked
 
     def touching(self, change: Call) -> Call:
-        """Returns an `os.chmod` or `os.utime` that notes, before it changes files, which of them are older than the trial."""
+        """Returns an `os.chmod` or `os.utime` that notes a file older than the trial before it changes the file.
+
+        The call sets the file's time of change, so the file would no longer look older than the trial.
+        """
 
         def touched(path: Any, *arguments: Any, **named: Any) -> None:
             is_path = isinstance(path, (str, bytes, os.PathLike)) and named.get("dir_fd") is None
@@ -271,7 +277,7 @@ class Kept:
         return touched
 
     def removing_folders(self, remove: Call) -> Call:
-        """Returns an `os.rmdir` that pretends to remove a folder if everything in it is guarded."""
+        """Returns an `os.rmdir` that only pretends to remove a folder if everything in it is guarded."""
 
         def removed(path: Any, *, dir_fd: Optional[int] = None) -> None:
             try:
@@ -316,14 +322,14 @@ class Kept:
         return full if full in self._paths else None
 
     def _older(self, path: Any, *, is_followed: bool = False, is_any: bool = False) -> Optional[str]:
-        """Returns the resolved path of a checkpoint that is older than the trial and not of a trial; None for other paths.
+        """Returns the resolved path of a checkpoint that is older than the trial and that no trial has made; None otherwise.
 
         The keeper may have missed the file, for example if only a configuration file of the program names the file's folder.
 
         Args:
             path: what a call is about to change.
-            is_followed: the call would follow a symbolic link. Otherwise, it would change only the link, which is not guarded.
-            is_any: any file counts as a checkpoint.
+            is_followed: whether the call follows a symbolic link. If not, it changes only the link, which is not guarded.
+            is_any: whether any file counts as a checkpoint.
         """
         if self._began_ns is None:
             return None
@@ -345,25 +351,26 @@ class Kept:
         return is_named or is_saved_by_torch(path)
 
     def _beside(self, path: str) -> Optional[str]:
-        """Returns a file of the user that is in a folder with a checkpoint; None for other files.
+        """Returns the resolved path of a file of the user that is in a folder with a checkpoint; None for other files.
 
-        Without such a file, the checkpoint is often useless. `shutil.rmtree` removes files by the descriptor of their folder.
+        Without such a file, the checkpoint is often useless. Only removals by a folder's descriptor ask for this, as those by
+        `shutil.rmtree`.
         """
         is_beside = self._began_ns is not None and self._is_with_checkpoint(os.path.realpath(os.path.dirname(path)))
         return self._older(path, is_any=True) if is_beside else None
 
     def _is_with_checkpoint(self, folder: str) -> bool:
-        """Whether a folder of the user, or its part that is not removed yet, holds a checkpoint."""
+        """Whether a folder held a checkpoint of the user when this was first asked."""
         if folder not in self._with_checkpoints:
             paths: List[str] = []
             with contextlib.suppress(OSError):  # it cannot be read
                 paths = [entry.path for entry in os.scandir(folder)]
-            named = {path for path in self._paths if path.endswith(CHECKPOINTS)}  # without logs
+            named = {path for path in self._paths if path.endswith(CHECKPOINTS)}  # without guarded logs
             self._with_checkpoints[folder] = any(path in named or self._older(path) for path in paths)
         return self._with_checkpoints[folder]
 
     def _is_of_trials(self, path: str) -> bool:
-        """Whether this trial or an earlier one has made a file or a folder above it."""
+        """Whether this or an earlier trial has made a file, or a folder that contains the file."""
         made: List[str] = []
         for file in (self._made, self._own):
             with contextlib.suppress(OSError):  # there is none

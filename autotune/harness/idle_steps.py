@@ -24,9 +24,9 @@ class IdleSteps:
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
-        self._fed_step = 0  # the last step that took a batch; steps of `Session.plain_step_hook` are left out
+        self._fed_step = 0  # the last step that took a batch; the fast hook of steps writes `Loader.fed_step` instead
         self._num_credited = 0  # idle steps since `_fed_step` whose samples are counted already
-        self._num_dimensions = 0  # of the model's input in steps that a loader feeds
+        self._num_dimensions = 0  # number of dimensions of the model's input in steps that took a batch
         self.num_kept = 0
 
     def num(self, training: Optional[Loader]) -> int:
@@ -34,11 +34,11 @@ class IdleSteps:
         return self._context.num_steps - max(self._fed_step, training.fed_step if training is not None else 0)
 
     def num_open(self, training: Loader) -> int:
-        """Returns how many of the idle steps do not count yet, but may turn out to be steps on batches that were kept."""
+        """Returns how many steps without a batch are not counted yet, but may turn out to be steps on kept batches."""
         return min(self.num(training) - self._num_credited, IDLE_STEPS)
 
     def is_long(self, training: Optional[Loader]) -> bool:
-        """Returns whether no batch was taken for so long that forward calls should be counted."""
+        """Returns whether no batch was taken for so many steps that the samples of forward calls should be counted."""
         return self.num(training) >= IDLE_STEPS // 2
 
     def note(self, training: Optional[Loader], *, is_fed: bool) -> None:

@@ -70,7 +70,8 @@ def _correlation(errors: List[float], squares: float) -> float:
 def spread_frac(rates: List[float], *, min_blocks: int = 5) -> Optional[float]:
     """Returns the relative half-width that decides when a window ends (Student's t over merged blocks).
 
-    This is not a confidence interval, since it treats neighbouring blocks as independent. None for fewer than `min_blocks`.
+    This is not a confidence interval, since it treats neighbouring blocks as independent. Returns None for fewer blocks than
+    `min_blocks`.
     """
     if len(rates) < min_blocks:
         return None

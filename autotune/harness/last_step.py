@@ -18,10 +18,10 @@ from . import protocol
 from .context import TrialContext
 from .process import num_nodes
 
-AHEAD = 2  # rank 0 announces the number at least this many steps ahead; all ranks see it in time, because they run in lockstep
+AHEAD = 2  # rank 0 announces the number at least this many steps ahead; ranks run in lockstep, so all ranks see it in time
 ASK_EVERY_S = 0.1  # pause between requests to the store, each of which goes through the network
 AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seconds ahead
-INSPECT_STEPS = 5  # mode "inspect" ends after this many: by then every optimizer has stepped, and a rough timing is possible
+INSPECT_STEPS = 5  # mode "inspect" ends after this many steps: every optimizer has stepped, and a rough timing is possible
 
 
 class Announcement:
@@ -111,6 +111,7 @@ class LastStep:
         return self._number is not None and context.num_steps >= self._number
 
     def _num_steps_after(self) -> int:
+        """Returns how many steps after the window are needed to time communication; 0 if it is not timed."""
         context, meter = self._context, self._context.window.meter
         is_wanted = context.spec.mode == "measure" and not context.window.is_cut_off
         window = meter.window() if meter is not None and is_wanted else None

@@ -1,9 +1,9 @@
 """Finds out which libraries a warm server may import for the program, besides torch (see warm_server.py).
 
 `Libraries` notes the imports of installed libraries that the program itself causes, in their order, until it trains. An import
-inside another one is not noted, because the server's import repeats it. The server runs no code of the program. So the list
-ends at the first import that could give a different result there: because the program had changed something that imports read,
-or because the import did something that a fork cannot repeat.
+inside another import is not noted, because the server repeats it when it imports the outer library. The server runs no code of
+the program. So the list ends at the first import that could give a different result in the server: the program has changed
+something that imports read, or the import has done something that a fork cannot repeat.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ INSTALLED = ("site-packages", "dist-packages")  # folders of installed libraries
 STANDARD = os.path.dirname(os.__file__) + os.sep
 # A loader of one of these classes loads a single module. Other loaders may come from import hooks of the program.
 LOADERS = (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader)
-MOST_DRAWN = 1000  # random numbers that an import may draw
+MOST_DRAWN = 1000  # an import that draws more random numbers is not repeated by the server
 OWN = ("autotune", __name__.partition(".")[0])
 
 
 class Libraries(importlib.abc.MetaPathFinder):
-    """Finds modules as the later finders would, and notes the outermost imports of installed libraries.
+    """A finder that finds modules as the later finders would, and notes the outermost imports of installed libraries.
 
     Attributes:
         seconds: module -> how long its import took, in the order of the imports.
@@ -49,7 +49,7 @@ class Libraries(importlib.abc.MetaPathFinder):
         self._is_over = self._is_finding = self._is_importing = self._is_shadowed = False
         self._thread = threading.get_ident()
         self._path = list(sys.path)
-        self._script_folder: Optional[str] = None  # put first on the path by the interpreter before it runs the program
+        self._script_folder: Optional[str] = None  # the folder that the interpreter puts first on sys.path for the program
         self._settings, self._drawn = _settings(), random.getstate()
         self._seen = set(sys.modules)
         self._developed = _developed()
@@ -108,10 +108,11 @@ class Libraries(importlib.abc.MetaPathFinder):
     def _is_repeatable(self, name: str, before: Tuple[Any, ...]) -> bool:
         """Whether a server that imports this before it forks gives its trials the same state as this process has now."""
         is_own = any(self._is_own(each) for each in self._new_modules())
-        # Importing torch also makes the harness begin, which may set seeds. Whether torch may be imported is decided elsewhere.
+        # The import of torch counts as repeatable, although the harness begins in it and may set seeds. Whether the server may
+        # import torch is decided elsewhere.
         after = _effects()
         if before[0] == self._drawn and _is_drawn(before[0], after[0]):
-            before = (after[0], *before[1:])  # the generator is not seeded yet, so its numbers differ in each process anyway
+            before = (after[0], *before[1:])  # no seed was set, so the generator's numbers differ in each process anyway
         is_same = name == "torch" or _is_unchanged(before, after)
         return is_same and not is_own and not self._is_shadowed and not adapters.TRACKERS & sys.modules.keys()
 
@@ -154,7 +155,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Stops noting imports, and adds those noted to `state.startup`."""
+    """Stops noting imports, and adds the noted imports to `state.startup`."""
     global _libraries
     if _libraries is not None:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _libraries]
@@ -164,7 +165,7 @@ def end() -> None:
 
 
 def loaded() -> List[Any]:
-    """Returns the imported modules of installed libraries, except torch's: each start imports torch before any patch."""
+    """Returns the imported modules of installed libraries, except torch's: every start imports torch before it patches."""
     found = []
     for name, module in list(sys.modules.items()):
         place = (getattr(module, "__dict__", None) or {}).get("__file__")
@@ -178,7 +179,7 @@ def _is_library(place: str) -> bool:
 
 
 def _is_hiding(name: str) -> bool:
-    """Whether a module of the program hides an installed one from libraries. The server would import the installed one."""
+    """Whether a module of the program hides an installed module of this name. The server would import the installed module."""
     found = _find(name, [path for path in sys.path if _is_library(path)])
     return found is not None and found.origin != getattr(sys.modules.get(name), "__file__", None)
 
@@ -188,7 +189,7 @@ def _find(name: str, path: Sequence[str]) -> Any:
 
 
 def _developed() -> Set[str]:
-    """Returns the user's own packages: the one that is run, and those installed from a folder of this machine."""
+    """Returns the user's own packages: the package that `python -m` runs, and those installed from a local folder."""
     words: List[str] = getattr(sys, "orig_argv", [])
     found = {words[2].partition(".")[0]} if words[1:2] == ["-m"] and len(words) > 2 else set()
     for place in filter(_is_library, sys.path):

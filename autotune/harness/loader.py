@@ -48,7 +48,7 @@ class Loader:
     )
 
     def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
-        self.number, self.ordinal = number, 0
+        self.number, self.ordinal = number, 0  # its place among all loaders, and among the loaders made at the same site
         self.stack, code = _construction()
         self.site = self.stack[0]
         self.code, self.nth = sites.marked(code, arguments), 0  # both survive edits and moves of the program, see sites.py
@@ -104,8 +104,8 @@ class Loader:
         self.num_steps_before = 0  # steps of the loaders that it replaced; they count as its own when loaders are compared
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
-        self.made_step = 0  # steps before it was last made
-        self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
+        self.made_step = 0  # number of steps so far when it was last made
+        self._epoch_began = self.steps_per_epoch = 0  # number of steps before this epoch; number of steps in the previous epoch
         self._before_epoch = 0.0, 0  # batches, and steps fed, before this epoch
         self._epoch_length: Optional[int] = None  # its number of batches; None if not known
         self._reading_began = -1  # steps before the last iteration, if it began with gradients disabled; -1 otherwise
@@ -113,7 +113,7 @@ class Loader:
 
     @property
     def num_steps_ranked(self) -> int:
-        """Steps that it or the loaders before it fed."""
+        """Steps that this loader and the loaders that it replaced have fed."""
         return self.num_steps_before + self.num_steps_fed
 
     def renew(self, arguments: Dict[str, Any]) -> None:
@@ -161,21 +161,21 @@ class Loader:
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
     def needs_indices_of(self, probe: Optional[batches.BatchSizeProbe]) -> bool:
-        """Adds the probe of a new iterator, if it has one; returns `needs_indices`."""
+        """Adds a new iterator's probe, if it has one, and returns `needs_indices`."""
         if probe is not None:
             self._probes.add(probe)
         return self.needs_indices
 
     @property
     def needs_indices(self) -> bool:
-        """Whether something is still to be found out when an iterator of the loader draws the indices of its next batch."""
+        """Whether the harness still needs to see the indices of each batch, to count samples or to watch random generators."""
         return self.is_watched or (not self.sizes.is_known and bool(self._probes))
 
     def examine(self, loader: Any) -> None:
         """Notes whether the data set holds an open file, and the random generators that exist; called at the first iteration.
 
         A file or a generator that a fetch makes later does no harm, because each worker would make its own. A loader with a
-        `worker_init_fn` is left out: its author may open files and seed generators there.
+        `worker_init_fn` is not examined, because this function may open files and seed generators in each worker.
         """
         if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
             return
@@ -213,8 +213,8 @@ class Loader:
     def note_inputs(self, shapes: List[Tuple[int, ...]]) -> None:
         """Notes whether the program removes the batch dimension before it calls its models, whose inputs have `shapes`.
 
-        If inputs and targets (the first and the last tensor) then have equally many rows, each item of the loader is a whole
-        batch, and its rows are counted from then on.
+        If it does, and inputs and targets (the first and the last tensor) have equally many rows, each item of the loader is a
+        whole batch. From then on, its rows are counted as samples.
         """
         shape, last = self.sizes.shape, self.last_shape
         is_removed = len(shape) > 1 and shape[0] == 1 and shape[1] != 1 and shape[1:] in shapes
@@ -286,9 +286,10 @@ class Loader:
         self._evaluated = (self.samples, self.wait_s, self.num_yields)
 
     def note_reader(self) -> bool:
-        """Returns whether the batches are fetched outside this thread, which makes the steps. If so, waits overlap with steps.
+        """Returns whether the batches are fetched by another thread than this one, which makes the steps.
 
-        False within a backward pass: if the optimizer steps there, this may be a thread of autograd.
+        If so, waits overlap with steps. Returns False within a backward pass: if the optimizer steps in it, this thread may be
+        one of autograd.
         """
         self.is_read_elsewhere = self.thread not in (0, threading.get_ident()) and not is_in_backward()
         return self.is_read_elsewhere

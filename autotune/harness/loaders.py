@@ -29,7 +29,7 @@ from .loader import Loader
 from .patches import patches
 from .worker_starts import WorkerStarts
 
-STEPS = ("steps", "optimizer steps: no batch dimension was found")
+STEPS = ("steps", "optimizer steps: no batch dimension was found")  # `unit` and `unit_source` if no samples are known
 LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 COMPANION_FRAC = 0.1  # a loader that feeds at least this share of the steps in addition to the training loader trains as well
@@ -48,7 +48,7 @@ class LoaderWatch:
         self.unit, self.unit_source = STEPS
         self._units_per_sample = float(self._spec.tokens_per_sample or 1)  # 1, or the tokens of a sample
         self._is_measuring = self._spec.mode != "apply"
-        self._is_examining = self._is_measuring and self._spec.target is None  # data sets are examined once per study
+        self._is_examining = self._is_measuring and self._spec.target is None  # only the baseline examines data sets
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
         self._idle = IdleSteps(context)
@@ -104,7 +104,7 @@ class LoaderWatch:
         patches.install(kind, "__init__", around)
 
     def _patch_iteration(self) -> None:
-        # What each batch needs is at hand as local variables: every look-up of cold memory takes longer here.
+        # All that each batch needs is in local variables, because attributes are mostly no longer in the CPU's caches here.
         watch, monotonic, get_ident, tensor, knobs = self, time.monotonic, threading.get_ident, Tensor, self._spec.knobs
         is_grad_enabled = torch.is_grad_enabled
         units_per_sample = self._units_per_sample
@@ -178,7 +178,7 @@ class LoaderWatch:
             self._indices.uninstall()
 
     def _begins_epoch(self, info: Loader) -> None:
-        """Leaves out the time of an evaluation since the last step, if epochs are short.
+        """Called when an iteration over a loader begins: in short epochs, leaves out the time of an evaluation before it.
 
         In long epochs, the first step after an evaluation is left out as a whole, and the evaluation with it.
         """
@@ -304,11 +304,12 @@ class LoaderWatch:
         return self._current is None or self._may_train(self._current)
 
     def _is_unshared(self, info: Loader) -> bool:
+        """Whether each worker of a loader would yield all of its data, as the baseline found (`target`)."""
         own = self._chosen(info) or {}
         return bool(own.get("is_unshared")) if self._is_measuring else self._sites.is_unshared
 
     def _is_chained(self, info: Loader, arguments: Dict[str, Any]) -> bool:
-        """Whether this loader is made around the batch sampler of an earlier target; that sampler carries the batch size."""
+        """Whether this loader is made around the batch sampler of an earlier target, which then carries the batch size."""
         given = arguments.get("batch_sampler")
         return any(
             other is not info and other.is_target and sites.is_around(given, other.batch_sampler) for other in self.loaders
@@ -361,7 +362,7 @@ class LoaderWatch:
     def begin_first_step(self) -> None:
         """Forgets the batches of steps that were not counted. Keeps the last batch, which belongs to the step that now begins.
 
-        The last batch's own samples and wait were not recorded, so it gets the mean over these batches.
+        The samples and the wait of the last batch were not recorded separately, so it gets the mean over these batches.
         """
         for info in self.touched:
             info.samples, info.wait_s, info.num_yields = info.samples / info.num_yields, info.wait_s / info.num_yields, 1
@@ -369,10 +370,10 @@ class LoaderWatch:
     def take_step(self, forward_samples: float, forward_unit: str) -> Tuple[float, float, bool]:
         """Returns (samples, seconds waited for input, whether a loader ran that does not feed steps) of the step just ended.
 
-        Samples are those that the training loader delivered, accumulated batches included. A batch counts once, even if a GAN
-        or the closure of LBFGS calls the model with it several times. A program that fetches one batch ahead has one step
-        without samples. Without a loader, samples are read from the inputs of the forward calls. Without either, steps are
-        counted.
+        Samples are those that the training loader delivered, in all batches of the step if gradients are accumulated. A batch
+        counts once, even if a GAN or the closure of LBFGS calls the model with it several times. A program that fetches one
+        batch ahead has one step without samples. Without a loader, samples are read from the inputs of the forward calls. If
+        both are missing, steps are counted.
         """
         num_steps = self._context.num_steps
         self._choose_training()

@@ -33,15 +33,15 @@ def seed_everything(seed: int) -> None:
 class LossWatch:
     """Keeps the first losses that `backward()` was called on, and the last one, without waiting for the device.
 
-    It records the first losses one by one, then single losses at intervals that double each time. That is enough, since a NaN
-    loss stays NaN. A permanent wrapper would cost each call a microsecond of cold code. And the wrapper must not be installed
-    and removed often: each time, the interpreter's caches for the torch class become invalid, and after a thousand times the
-    interpreter no longer caches the class at all (CPython 3.13).
+    It records the first losses one by one, then single losses at intervals that double each time. That is enough to find a NaN,
+    since a NaN loss stays NaN. A permanent wrapper of `backward` would cost each call a microsecond. The wrapper must not be
+    installed and removed often, either: each time, the interpreter's caches for the torch class become invalid, and after a
+    thousand times the interpreter no longer caches the class at all (CPython 3.13).
 
-    A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.
+    Of a loss that a GradScaler has multiplied, the value before the scaling is recorded: the scale changes during training.
 
     Args:
-        context: gives the number of optimizer steps, and whether one is under way.
+        context: gives the number of optimizer steps, and whether a step is under way.
         num_steps: all losses of the first `num_steps` optimizer steps are recorded one by one; if None, the first MAX_LOSSES.
     """
 
@@ -57,7 +57,7 @@ class LossWatch:
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
         self._grad_fn: Any = torch.Tensor.grad_fn
         is_compiling, numel = torch.compiler.is_compiling, torch.Tensor.numel
-        is_dispatched = torch.overrides.has_torch_function_unary  # torch calls us again for a subclass of Tensor
+        is_dispatched = torch.overrides.has_torch_function_unary  # for a subclass of Tensor, torch calls the wrapper again
 
         def around_backward(backward: Any) -> Any:
             def watched_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class LossWatch:
         self._kept.append((step, self._last))
 
     def look_again(self, now_s: float) -> None:
-        """Records the next loss when it is due, unless the program has meanwhile replaced the patched functions."""
+        """Records the next loss if it is due, unless the program has replaced the patched functions in the meantime."""
         if now_s < self._next_s:
             return
         self._gap_s *= 2
