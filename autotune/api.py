@@ -226,8 +226,8 @@ def run(
         autotune.errors.BadInput: the request is invalid; the message says why.
         autotune.errors.NothingWorked: the unchanged program does not train, or the first settings that were tried all fail in
             the same way.
-        autotune.errors.Interrupted: the user pressed Ctrl-C or the notebook's stop button. All measurements are on disk:
-            `Study(name)` reads them.
+        autotune.errors.Interrupted: the study ended early, by Ctrl-C, by the notebook's stop button, or because it could not go
+            on, for example with a faulty GPU. All measurements are on disk: `Study(name)` reads them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """
     if isinstance(command, str):

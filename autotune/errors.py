@@ -8,7 +8,7 @@
     ├── NothingWorked        exit code 3: the unchanged program does not train, or the first changed settings all fail alike
     ├── ClaimBroken          exit code 4: `verify` found less speed-up than the file claims
     ├── NotMeasured          exit code 5: `verify` could not measure what it had to compare
-    └── Interrupted          exit code 130: stopped by the user; everything measured is kept
+    └── Interrupted          exit code 130: the study ended early, mostly by the user; everything measured is on disk
 
 A failed trial raises no exception: its record has an outcome, a reason and evidence (records.py).
 Errors of other libraries are translated into these exceptions where they are caught.
@@ -72,7 +72,7 @@ class NotMeasured(AutotuneError):
 
 
 class Interrupted(AutotuneError):
-    """The user stopped the study; what was measured is on disk."""
+    """The study ended early: the user stopped it, or it could not go on. What was measured is on disk."""
 
     exit_code = 130
 

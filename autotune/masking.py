@@ -77,7 +77,8 @@ OWN_GROUPS = frozenset((  # first parts of the knobs' keys
 ))  # fmt: skip
 _VALUES, _KNOB = "|".join(sorted(OWN_VALUES)), rf"(?:{'|'.join(sorted(OWN_GROUPS))})\.[a-z0-9_]+"
 _OWN = re.compile(rf"{_VALUES}|{_KNOB}")
-# A value or a knob's key in quotes; a key of JSON; a key of YAML, alone or with such a value.
+# A part of a document with autotune's own meaning: one of OWN_VALUES or a knob's key, in quotes; a key of JSON; a key of YAML,
+# alone or with one of OWN_VALUES.
 _OWN_PART = re.compile(
     rf'"(?:{_VALUES}|{_KNOB})"|"[a-z][a-z0-9_.]*"(?=:)|^[ -]*[a-z][a-z0-9_.]*:(?: (?:{_VALUES})$|(?= |$))', re.MULTILINE
 )
@@ -135,7 +136,7 @@ def is_masked(document: Any) -> bool:
 
 
 class Secrets:
-    """Masks known secret values, and everything else that looks like a secret, in all that autotune writes.
+    """The known secret values. Masks these, and everything else that looks like a secret, in all that autotune writes.
 
     Args:
         values: values of secret environment variables. Values of at least MIN_CHARS characters are masked even inside words,
@@ -213,7 +214,7 @@ class Secrets:
                 return {self.message(str(path)): self.document(value) for path, value in document.items()}
             return {name: self.document(value, str(name)) for name, value in document.items()}
         if isinstance(document, list | tuple):
-            is_series = all(isinstance(item, float) for item in document)  # kept: it holds no secrets, and may be very long
+            is_series = all(isinstance(item, float) for item in document)  # holds no secrets, and may be very long
             return list(document) if is_series else [self.document(item, key) for item in document]
         if isinstance(document, enum.Enum | bool) or document is None:
             return document

@@ -24,7 +24,7 @@ DEPENDENT = [key for key, found in CATALOGUE.items() if found.is_active is not K
 
 @dataclass(frozen=True)
 class Choice:
-    """A domain that is a list of values. Samplers assume no order of the values and no distance between them."""
+    """A domain that is a list of values. Optuna's samplers assume no order of the values and no distance between them."""
 
     values: tuple[KnobValue, ...]
 
@@ -133,7 +133,8 @@ class SearchSpace:
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
         is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key of a named space -> why the knob is not searched, for knobs that a knob named by the user excludes.
+        left_out: knob key -> reason, for knobs of a named space that are not searched because the user named a knob that
+            excludes them.
         typed: knobs that the user named one by one, not through a named space; empty when a study is resumed.
     """
 

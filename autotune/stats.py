@@ -64,7 +64,7 @@ class Noise:
     """An estimate of how much measurements of one configuration vary from process to process.
 
     Attributes:
-        spread: standard deviation, on the log scale, of one measurement among those of one round of the finals.
+        spread: standard deviation of one measurement on the log scale, without what varies from round to round.
         freedom: degrees of freedom of the estimate.
     """
 
@@ -104,7 +104,7 @@ def log_mean_interval(values: Sequence[float], noise: Noise | None = None) -> tu
 
 
 def spread_of(values: Sequence[float]) -> Noise | None:
-    """Returns the spread of measurements of one thing, on the log scale; None for fewer than two."""
+    """Returns the spread of repeated measurements of one quantity, on the log scale; None for fewer than two."""
     if len(values) < 2:
         return None
     return Noise(spread=float(np.log(np.asarray(values, dtype=float)).std(ddof=1)), freedom=len(values) - 1)
@@ -191,7 +191,7 @@ def quotient(now: Ratio, then: Ratio) -> Ratio:
         other, other_df = _standard_error(then, then.ci)
     variance = own**2 + other**2
     weight = own**4 / own_df + other**4 / other_df
-    freedom = variance**2 / weight if weight else math.inf  # 0: each error is either 0 or has unlimited degrees of freedom
+    freedom = variance**2 / weight if weight else math.inf  # weight 0: each error is 0 or has unlimited degrees of freedom
     half = _t_quantile(freedom, 0.975) * math.sqrt(variance)
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 

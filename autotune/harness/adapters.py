@@ -153,7 +153,7 @@ def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
 
     The function that turns it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
     """
-    from . import members  # only once torch is imported
+    from . import members  # imports torch, which may not be imported yet when this module is
 
     for on, off in CHECKPOINTING_SWITCHES:
         pair = members.attribute(module, on), members.attribute(module, off)
@@ -169,8 +169,8 @@ def is_checkpointing(module: Any) -> bool:
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# Functions return torchvision's boxes, masks and images as plain tensors, except the functions of a set that torchvision keeps:
-# (module of the set, name of the set).
+# Functions return torchvision's boxes, masks and images as plain tensors, except the functions in a set of torchvision: (module
+# of the set, name of the set).
 KEEPING_CLASS = ("torchvision.tv_tensors._torch_function_helpers", "_FORCE_TORCHFUNCTION_SUBCLASS")
 
 

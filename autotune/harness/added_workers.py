@@ -5,7 +5,7 @@ begins. If the program draws random numbers in between, as a loop over two zippe
 So the harness asks the workers for batches only when the program asks for its first batch.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
-the middle of an endless iteration. So the harness examines the data set about once a second. If it has changed, the program
+the middle of an endless iteration. So the harness examines the data set at most once a second. If it has changed, the program
 still gets the batches that workers were asked for before. The training process fetches the rest of the iteration itself.
 """
 
@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoader
 from . import persistent, state
 from .patches import patches
 
-LOOK_S, MAX_COST_FRAC = 1.0, 0.01  # seconds between two checks of the data set; share of the time that checks may take
+LOOK_S, MAX_COST_FRAC = 1.0, 0.01  # at least this many seconds between two checks of the data set; checks' share of the time
 ADDED = "_autotune_added"  # attribute: on a loader, marks that its workers were added; on an iterator, its `Copies`
 STALE = "the program has changed its data set or collate function in an iteration, while workers still had the old one"
 _watched: List[Any] = []  # weak references to loaders
@@ -126,7 +126,7 @@ class Copies:
         self.are_stale = iterator._dataset_kind == _DatasetKind.Map
         rest = "from here on, batches are fetched without workers" if self.are_stale else "set loader.num_workers=0"
         state.say([f"{STALE}: {rest}"])
-        if not self.are_stale:  # a stream: this process cannot continue a worker's iteration, so further checks are useless
+        if not self.are_stale:  # an IterableDataset: this process cannot go on with a worker's iteration, so checks are useless
             self._next_look_s = float("inf")
 
 

@@ -94,10 +94,12 @@ class CudaClock:
     """Records one event per step on the device's current stream and reads it once it has completed.
 
     The host waits for an event only if it is more than RUN_AHEAD steps ahead of the device. The device is synchronised at both
-    ends of the window. The window's wall time and the sum of the times between events must agree within 1 %.
+    ends of the window.
 
     Attributes:
         begin: the event before the first forward of the current step; None until then.
+        gap_frac: difference between the window's wall time and the sum of the times between events, as a share of the wall
+            time; at most 0.01 if the clock is right.
 
     Args:
         device: index of the GPU that trains, which need not be the current device; None for the current one.

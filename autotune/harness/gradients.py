@@ -162,7 +162,7 @@ class Gradients:
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
-        """Whether the harness drives this optimizer's steps: true for the first one that steps, until a second one steps."""
+        """Whether the harness drives an optimizer's steps: true for the first optimizer that steps, until another one steps."""
         if self._left_scale is not None and self.is_inside:  # the backward pass that still runs began with the scale
             state.divide(_gradients(state.parameters_of(optimizer)), self._left_scale)
         if not self.is_active:
@@ -286,7 +286,7 @@ class Gradients:
     def to_inspect(self, owner: Any) -> List[Any]:
         """Returns the parameters whose gradients to inspect after a `zero_grad()` of this optimizer or module.
 
-        Only in the first cycles, because the knob's effect shows immediately; and only those that have a gradient to clear.
+        Returns [] after the first cycles, because these show the knob's effect. Leaves out parameters without a gradient.
         """
         self._num_zeroed += 1
         if self.num_cleared >= 2 * CHECKED_CYCLES or self._num_zeroed > MAX_ZEROED:

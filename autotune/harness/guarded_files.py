@@ -346,7 +346,7 @@ class Kept:
         return full if (is_any or self._is_checkpoint(full)) and not self._is_of_trials(full) else None
 
     def _is_checkpoint(self, path: str) -> bool:
-        """Whether a file's name or content is a checkpoint's. In caches, other files have such names, too."""
+        """Whether a file is a checkpoint by its name or content. In caches, other files have such names: content decides."""
         is_named = path.endswith(CHECKPOINTS) and not any(_is_within(path, folder) for folder in self._caches)
         return is_named or is_saved_by_torch(path)
 
@@ -373,7 +373,7 @@ class Kept:
         """Whether this or an earlier trial has made a file, or a folder that contains the file."""
         made: List[str] = []
         for file in (self._made, self._own):
-            with contextlib.suppress(OSError):  # there is none
+            with contextlib.suppress(OSError):  # the file does not exist
                 made += _listed(file)
         return any(_is_within(path, each) for each in made)
 

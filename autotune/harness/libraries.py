@@ -179,7 +179,7 @@ def _is_library(place: str) -> bool:
 
 
 def _is_hiding(name: str) -> bool:
-    """Whether a module of the program hides an installed module of this name. The server would import the installed module."""
+    """Whether a module of the program hides an installed module of this name, which the server would import instead."""
     found = _find(name, [path for path in sys.path if _is_library(path)])
     return found is not None and found.origin != getattr(sys.modules.get(name), "__file__", None)
 

@@ -51,7 +51,7 @@ class Loader:
         self.number, self.ordinal = number, 0  # its place among all loaders, and among the loaders made at the same site
         self.stack, code = _construction()
         self.site = self.stack[0]
-        self.code, self.nth = sites.marked(code, arguments), 0  # both survive edits and moves of the program, see sites.py
+        self.code, self.nth = sites.marked(code, arguments), 0  # identify it even after edits of the program, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
@@ -235,7 +235,7 @@ class Loader:
         return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:
-        """Notes an iteration over the loader."""
+        """Notes that an iteration over the loader begins."""
         self._iterator = _weakly(iterator)
         self._iterators = [*(ref for ref in self._iterators if ref() is not None), self._iterator]
 
@@ -395,7 +395,7 @@ def _length(dataset: Any) -> Optional[int]:
 
 
 def _construction() -> Tuple[List[str], str]:
-    """Returns "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py)."""
+    """Returns "file:line" of the callers outside torch and the harness, nearest first, and the nearest's code (sites.py)."""
     library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
     def is_skipped(name: str) -> bool:
