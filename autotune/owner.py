@@ -24,7 +24,7 @@ TRIES, PAUSE_S = 10, 0.1  # number of tries to lock, and pause between them: `ow
 
 
 class Owned(Exception):
-    """Another process is working on the study. Carries what is known about it: {"host", "pid", "started_at"} or less."""
+    """Another process is working on the study. Carries what is known of that process: {"host", "pid", "started_at"} or less."""
 
     def __init__(self, owner: dict[str, Any]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Claim:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._descriptor is not None:
-            if self.problem:  # without locks, only the file tells other hosts that the study is free
+            if self.problem:  # without locks, only the emptied file shows other hosts that the study has no owner
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
