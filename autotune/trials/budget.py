@@ -53,7 +53,7 @@ CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it takes longer than expected
 MARGIN = 1.25  # a search trial may always take this many times its expected duration
 EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explain the result
-# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
+# Time to end the last processes, write the verdict and finish tracking: this share of the budget, but at most CLOSING_MAX_S.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation's time that a full compile cache does not save; 0.1 for resnet18
@@ -122,7 +122,8 @@ class Budget:
     def reserve(self, baseline: TrialRecord) -> None:
         """Reserves time for finals and attribution, estimated from the baseline's duration.
 
-        Reserves less for attribution if the program is too slow to measure two effects: the search can use that time better.
+        If the program is too slow to measure two effects, less is reserved for attribution, because the search can use that
+        time better.
         """
         if self.total_s is None:
             return
@@ -141,7 +142,7 @@ class Budget:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
     def take_from_passes(self, needed_s: float) -> bool:
-        """Frees time of the passes until `needed_s` is left. If all of it is not enough, frees nothing and returns False."""
+        """Lowers the passes' reserve until `needed_s` is left and returns True. If that cannot suffice, only returns False."""
         missing_s = needed_s - self.left_s
         if missing_s > self.explain_s:
             return False
@@ -188,7 +189,8 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, the trial may use all their time but one pair's.
+            has_finalist: whether the finals have something to measure. If not, the trial may use all of the finals' time except
+                that of one pair.
         """
         if self.total_s is None:
             return True
@@ -220,9 +222,9 @@ def _least_s(expected_s: float, again_s: float) -> float:
 
 
 def again_start_s(record: TrialRecord) -> float:
-    """Returns the seconds that a repetition takes outside its window. What the trial compiled is in the compile cache by then.
+    """Returns the seconds that a repetition of a trial takes outside its window, with the trial's code in the compile cache.
 
-    This matters for a program that compiles its model itself: only its baseline runs with an empty cache.
+    The cache matters for a program that compiles its model itself: only its baseline runs with an empty cache.
     """
     return without_window_s(record) - _spared_by_cache_s(record)
 

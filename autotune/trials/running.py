@@ -32,7 +32,7 @@ TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"
 class RunningTrial:
     """A trial, from its launch to its record. Makes a second attempt if the first may have failed by chance.
 
-    A baseline whose first attempt was only disturbed gets a third attempt if the second fails: no study goes on without it.
+    If the baseline's first attempt was only disturbed and its second attempt fails, it gets a third: a study needs a baseline.
 
     Attributes:
         request: what it measures.
@@ -112,7 +112,7 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
-        if kept := self.kept:  # interrupted in a listener, which has been told
+        if kept := self.kept:  # a listener was interrupted while it handled the end of this trial
             return kept
         if self._first and not self._is_begun:
             return self._runner.keep(Finished(record=self._first))
@@ -126,11 +126,11 @@ class RunningTrial:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
         if not self._is_begun:  # the fault occurred between two attempts, and the first attempt does not count
             return None
-        if kept := self.kept:  # the fault occurred in a listener, which has been told
+        if kept := self.kept:  # a listener failed while it handled the end of this trial
             return kept
         try:
             ended = self._poll(is_ending=True)
-        finally:  # even if polling raises the fault again; changes nothing if the processes have ended
+        finally:  # also if polling raises the same error again; does nothing if the processes have ended
             self._running.stop("autotune failed")
         if ended is None:
             return None
@@ -142,7 +142,7 @@ class RunningTrial:
         return self._runner.finish(self.request, finished, self.place) if finished.record.outcome.has_value else None
 
     def _has_worked(self, first: TrialRecord, record: TrialRecord) -> bool:
-        """Whether `record` is a failure of the baseline, whose first attempt was measured but disturbed."""
+        """Whether a baseline that worked in its first attempt, although disturbed, has failed in the attempt of `record`."""
         is_failure = not (record.outcome.has_value or record.outcome.is_no_answer)
         return self.request.kind is Kind.baseline and first.outcome is Outcome.disturbed and is_failure
 
@@ -199,7 +199,7 @@ class RunningTrial:
         return record
 
     def _poll(self, *, is_ending: bool = False) -> Ended | None:
-        """Polls the processes and the machine, and ends the trial when its time is up."""
+        """Polls the processes and the machine; ends the trial when its time is up. Returns None while the processes run."""
         running, watch, ends_s, clock = self._running, self.place.watch, self.request.ends_s, self._inputs.clock
         while (ended := running.poll()) is None:
             if (why := self.place.launcher.why_waiting()) != self._waiting:

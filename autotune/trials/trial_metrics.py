@@ -41,7 +41,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def _total(rates_per_s: Sequence[float | None], results: Sequence[RankResult]) -> float | None:
-    """Returns the rate of all ranks together; None if one is unknown."""
+    """Returns the rate of all ranks together; None if the rate of a rank is unknown."""
     total = stats.sum_known(rates_per_s)
     return None if total is None else total * ranks.share(results)
 
@@ -89,7 +89,7 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
     """Returns {knob key: report of the rank with the worst status}.
 
-    If only rank 0 fetches batches, its reports count for knobs of the loader: the others have no loader that trains.
+    If only rank 0 fetches batches, the other ranks' reports of loader knobs are ignored: they have no loader that trains.
     """
     worst: dict[str, dict[str, Any]] = {}
     is_first_alone = ranks.only_first_fetches(results)
@@ -103,7 +103,7 @@ def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
 
 
 def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, float]:
-    """Returns further numbers for the tracker: step times, compilation, and those that `MachineWatch` has seen."""
+    """Returns further numbers for the tracker: step times, compilation, and `seen`, the numbers of `MachineWatch`."""
     found = dict(seen)
     if not results:
         return found
