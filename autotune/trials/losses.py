@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether losses differ, maybe by chance: a second run of the baseline is missing, failed, or differs too much itself."""
+        """Whether losses differ, maybe by chance: a second baseline run is missing, failed, or differs too much itself."""
         return self.verdict is Verdict.unknown and self.difference_frac is not None
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
-from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
+from autotune.records import Kind, Knobs, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from autotune.trials.budget import Budget, Costs, finals_rules, outlook, without_window_s
+from autotune.trials.configurations import SEARCHED, attribution_of, first_of
 from autotune.trials.events import Listener, Outlook
 from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
@@ -28,8 +29,6 @@ from autotune.trials.runner import Finished, Request, TrialRunner
 from autotune.trials.schedule import Ending, Schedule
 from autotune.trials.tally import Tally
 
-ConfigurationKey = frozenset[tuple[str, KnobValue]]
-SEARCHED = (Kind.baseline, Kind.search)
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget, because a study needs a baseline
 # Steps may come in cycles (harness/cycles.py). A window that opens within a cycle must be this many cycles long to hold a whole
 # cycle.
@@ -44,16 +43,6 @@ OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
 
 class OutOfTime(Exception):
     """A trial was not started, because even the shortest useful trial would not have ended within the budget."""
-
-
-def configuration_key(changed: Knobs) -> ConfigurationKey:
-    """Returns a configuration's identity: its changes to the baseline."""
-    return frozenset(changed.items())
-
-
-def attribution_of(winner: TrialRecord) -> str:
-    """Returns the `origin` of the ablation trials of a winner."""
-    return f"{Kind.attribution} {winner.number}"
 
 
 @dataclass(kw_only=True)
@@ -305,7 +294,7 @@ class Session:
         `kept_s` seconds of the budget are left for the trials that follow.
         """
         changed = self.resolved.changed(knobs)
-        first = self.first_of(changed)
+        first = first_of(self.records, changed)
         expected_s = self.costs.expected_s(knobs, changed) + self.costs.spared_s
         request = self._request(
             Kind.attribution,
@@ -321,13 +310,6 @@ class Session:
             retry_max_s=0.0,  # a failed trial is not repeated, as in the finals
         )
         return self._run(request).record
-
-    def first_of(self, changed: Knobs) -> TrialRecord | None:
-        """Returns the first trial with a score for these changes; None when there is none."""
-        key = configuration_key(changed)
-        return next(
-            (r for r in self.records if r.score and r.kind is not Kind.check and configuration_key(r.changed) == key), None
-        )
 
     def first_steps(
         self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, kept_s: float = 0.0, **limits: float
