@@ -301,7 +301,7 @@ class Costs:
         return max((record.spared_s for record in self._plain), default=0.0)
 
     def compile_s(self, key: str, value: KnobValue) -> float:
-        """Returns the start cost of a costly value: observed, or scaled from the knob's other values, or a guess."""
+        """Returns the seconds that a costly value adds to a trial: observed, scaled from another value's, or assumed."""
         if (key, value) in self._compile_s:
             return self._compile_s[key, value]
         relative = self._costly.get(key, {})

@@ -200,7 +200,7 @@ def _memory_bytes(results: Sequence[RankResult]) -> int:
 
 
 def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
-    """Returns the seconds until a run of this configuration trains at its rate, with an empty compile cache.
+    """Returns the seconds from the start of a run until it trains at its full rate, with an empty compile cache.
 
     Args:
         record: one measurement of the configuration.

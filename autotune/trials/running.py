@@ -100,7 +100,7 @@ class RunningTrial:
         return self._over if self._over and self._over.is_kept else None
 
     def move(self, place: Place) -> None:
-        """Ends the wait for a node, and starts the attempt on another slot. Raises the errors of the constructor."""
+        """Ends the wait for a node, and starts the attempt on another slot. Raises the same errors as the constructor."""
         self._running.stop("another slot is free")
         self.place, self._waiting = place, ""
         self._attempt()
@@ -162,7 +162,7 @@ class RunningTrial:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node, a full disk or a timeout, as it may take as long as the first."""
+        """Announces a second attempt after a lost node, a full disk or a timeout: it may take as long as the first."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):
@@ -221,7 +221,7 @@ class RunningTrial:
         runner, request, place, first = self._runner, self.request, self.place, self._first
         record = runner.record(request, self._spec, ended, place)
         runner.tell_why_fresh(record)
-        # This comes before disturbances are judged: a disturbance that is accepted later restores the measurement.
+        # Losses are judged before disturbances: accepting a disturbance later restores the outcome from before `judge`.
         if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
             record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         if request.kind is Kind.explain:

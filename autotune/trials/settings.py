@@ -77,7 +77,7 @@ def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | No
 
 
 def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int:
-    """Returns the memory that a trial may fill: the cap, else what the baseline saw, else what the machine reports."""
+    """Returns the bytes that a trial may fill: the configured cap, or else what the baseline saw or the machine reports."""
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
     return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
 

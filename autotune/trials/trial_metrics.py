@@ -47,15 +47,16 @@ def _total(rates_per_s: Sequence[float | None], results: Sequence[RankResult]) -
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
-    """Returns the 95 % interval of the rate over all ranks, from the rates of the window's blocks; None if they allow none.
+    """Returns the 95 % interval of the rate over all ranks, computed from the rates of the window's blocks.
 
-    Ranks wait for each other at every step, so their errors are not independent: the widest interval is used.
+    Ranks wait for each other at every step, so their errors are not independent. Therefore, the widest interval of a rank is
+    used. None if a rank has no interval.
     """
     rate = ranks.rate_per_s(results)
     fracs = [_half_width_frac(result)[0] for result in _with_window(results)]
     if not rate or not fracs or None in fracs:
         return None
-    # The rate may have been limited to the loader's, so only the relative width comes from the blocks.
+    # `rate` may be lower than the rates of the blocks, if the loader limits it. So only the relative width is from the blocks.
     half = rate * max(frac for frac in fracs if frac is not None)
     return (rate - half, rate + half)
 

@@ -135,7 +135,7 @@ class Compiled:
     Attributes:
         recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], most seconds first.
         graph_breaks: [{"file", "line", "reason", "count"}].
-        seconds: spent compiling inside the observed steps.
+        seconds: seconds of compiling in the observed steps.
         is_limit_hit: whether a function was recompiled so often that torch runs it uncompiled from now on.
     """
 

@@ -359,7 +359,7 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
         names: as in `SkippedStages`.
         folder: the trial's folder.
         number: number of the loader.
-        is_training: whether this loader trains.
+        is_training: whether this loader feeds the training.
     """
     if number not in _left:
         place = os.path.join(folder, SCRATCH)
