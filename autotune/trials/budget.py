@@ -20,8 +20,8 @@ from autotune.trials.events import Outlook
 # Maximum share of the budget for the finals. For a slow program, one round to choose the winner and three pairs of baseline
 # and winner take about this share.
 FINALS_MAX_FRAC = 0.38
-# Maximum share of the search's time for late proposals: what needs a compilation, and the best of lower tiers. A good
-# configuration matters more than trying every compile mode.
+# Late proposals are configurations that need a compilation, and the best ones of lower tiers. They get at most this share of
+# the search's time, because a good configuration matters more than trying every compile mode.
 LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
 # Time is reserved for this many loss comparisons: a run of the baseline, and one with the finalists' changes of arithmetic.
@@ -201,7 +201,7 @@ class Budget:
         return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
-        """Returns the budget with which a first trial of this cost would have fitted: seconds, rounded up to full minutes."""
+        """Returns the budget in which a first trial of this cost would have fitted: seconds, rounded up to full minutes."""
         needed_s = self.spent_s + _least_s(expected_s, again_s)
         return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
 
@@ -262,7 +262,7 @@ class Costs:
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
-        self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
+        self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
         self._compiled = set[frozenset[tuple[str, KnobValue]]]()  # what was compiled so far, see `_graphs`
         self._found_s: dict[tuple[Any, float | None], float] = {}  # results of `_plain_s`, until there is another trial
@@ -346,7 +346,7 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns a trial's seconds at another batch size. Larger steps take longer in proportion; smaller steps take as long."""
+    """Returns a trial's estimated seconds at another batch size: larger steps take longer in proportion, smaller as long."""
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # A window usually ends by time, whatever the batch size. But it has a minimum number of steps, so slower steps can make it
     # longer, by a factor of at most 4.

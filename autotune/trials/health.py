@@ -48,11 +48,11 @@ class Level:
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
     def note(self, outcome: Outcome, *, began_s: float, ended_s: float) -> None:
-        """Counts disturbed attempts in a row. Failed attempts say nothing about the machine: they neither count nor reset.
+        """Counts disturbed attempts in a row. A failed attempt is ignored, because it says nothing about the machine.
 
         Args:
             outcome: the attempt's outcome.
-            began_s: when it began, on the study's clock. It counts only if the last attempt that counts had ended by then.
+            began_s: when it began, on the study's clock. It is counted only if the last counted attempt had ended by then.
             ended_s: when it ended.
         """
         if outcome is Outcome.disturbed and began_s >= self._counted_until_s:

@@ -23,7 +23,7 @@ UNWRITTEN = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
 NO_ROOM = tuple(os.strerror(number) for number in FULL)
 # Kinds of hangs that are not due to chance: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
-GATE_S = 30.0  # longest wait for a device whose memory is still held
+GATE_S = 30.0  # longest wait until the device's memory use is back at its idle level
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
 TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"

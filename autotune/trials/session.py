@@ -279,7 +279,7 @@ class Session:
             rules=rules,
             max_s=self._most_s(max(least_s, first.fresh_s)),
             ends_s=ends_s,
-            retry_max_s=0.0,  # a failed round is left out instead
+            retry_max_s=0.0,  # not repeated if it fails: its round is left out
         )
         return self._run(request).record
 

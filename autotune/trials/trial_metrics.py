@@ -67,7 +67,7 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the results of rank 0 and, unless its window leaves out evaluations, of the other ranks that had a window."""
+    """Returns the results of rank 0 and of other ranks with a window; only rank 0's if its window leaves out evaluations."""
     is_alone = bool(results) and ranks.leaves_out(results[0])
     return [result for result in results if result is results[0] or (result.window and not is_alone)]
 

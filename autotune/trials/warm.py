@@ -31,7 +31,7 @@ class WarmStarts:
     """Decides for each trial whether it may start warm, if `launch.warm` allows it, and learns from failures.
 
     Attributes:
-        why_never: why no trial may start warm; "" if some may.
+        why_never: why no trial may start warm; "" if search trials may.
         is_whole: whether a warm start needs all of the modules imported, because some set variables before torch is imported.
     """
 

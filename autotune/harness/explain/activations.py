@@ -211,7 +211,7 @@ class Running:
         self._handles.append(register_module_forward_hook(self._leave, always_call=True))
 
     def uninstall(self) -> None:
-        """Stops following them."""
+        """Stops following the modules' calls."""
         while self._handles:
             self._handles.pop().remove()
 

@@ -40,7 +40,7 @@ LEAST_EVALUATED_FRAC = 0.1  # if evaluations take a smaller share of the observe
 
 
 def pages_touched() -> int:
-    """Returns the number of this process's page faults so far, without those by which it reached its peak memory."""
+    """Returns the number of this process's page faults so far, minus the faults by which it reached its peak memory."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt - used.ru_maxrss * 1024 // resource.getpagesize()
 

@@ -1,8 +1,8 @@
 """Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
 The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may be bound to
-some cores, too, and its ranks inherit these. So an environment variable contains the cores from before, and each rank chooses
-from them.
+some cores, too, and its ranks inherit these. So an environment variable contains the cores that the job had before, and each
+rank chooses from these.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class LoaderKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
-        is_asked = self._context.spec.target is None  # only in the baseline, because this pickles the objects sent to workers
+        is_asked = self._context.spec.target is None  # only in the baseline: `problem` pickles the objects sent to workers
         why = startable.problem(training.parts()) if training and is_asked else ""
         return {**applicability(training), **({CONTEXT: why} if why else {})}
 

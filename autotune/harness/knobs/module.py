@@ -31,7 +31,7 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
-# `observe` must find these before the module is wrapped: in the wrapper, it would also find what the trial has set.
+# `observe` must read these values before the module is wrapped: in the wrapper, it would also read what the trial has set.
 OF_WRAPPED = (COMPILE, FLOAT8, "is_float8", "has_linear")
 OWN_STATE = "autotune_own_state"  # attribute of an autocast: its (_enabled, fast_dtype) before the harness changed them
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}

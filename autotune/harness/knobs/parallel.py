@@ -96,8 +96,8 @@ class ParallelKnobs(KnobHandler):
         """Does what entering `no_sync` does, unless averaging is due; called before the forward pass of a module that trains.
 
         Returns:
-            The wrappers that are held back; pass them to `let_go` after the forward pass. They do not average in the backward
-            pass that follows it either.
+            The wrappers that are held back; pass them to `let_go` after the forward pass. In the backward pass that follows,
+            they do not average either.
         """
         if self.is_due is None:
             return []

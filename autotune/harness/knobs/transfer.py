@@ -182,7 +182,7 @@ class TransferKnobs(KnobHandler):
                 for each in (tensor, tensor._base):
                     leaf = leaves.get(id(each))
                     if leaf is not None and leaf.tensor() is each:
-                        leaf.take()  # what the program writes to the array does not change the tensor's version
+                        leaf.take()  # the copy may be outdated soon: writing to the array does not change the tensor's version
                 return own(tensor, *args, **kwargs)
 
             return numpy
