@@ -50,7 +50,7 @@ LATE_FRAC = 0.65
 CONFIRMING_FRAC = 0.10
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC for a large effect, because its confirmation is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
-OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it takes longer than expected
+OVERRUN_FRAC = 0.5  # share of the reserve that a search trial must leave, even if it takes longer than expected
 MARGIN = 1.25  # a search trial may always take this many times its expected duration
 EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explain the result
 # Time to end the last processes, write the verdict and finish tracking: this share of the budget, but at most CLOSING_MAX_S.
@@ -113,9 +113,9 @@ class Budget:
         return None if self.total_s is None else self.clock.monotonic() + self.left_s - kept_s
 
     def search_ends_s(self, expected_s: float) -> float | None:
-        """Returns when a search trial must end.
+        """Returns the moment on the clock when a search trial must end; None for an unlimited budget.
 
-        It may use OVERRUN_FRAC of the reserve, and more if MARGIN * `expected_s` is longer.
+        It must leave OVERRUN_FRAC of the reserve, but it may always take MARGIN * `expected_s`.
         """
         return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 

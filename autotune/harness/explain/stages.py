@@ -222,7 +222,7 @@ class Stages:
         def composed(compose: Any, *inputs: Any, **named: Any) -> Any:
             if not self._is_timing or threading.get_ident() != self._thread:
                 return call(compose, *inputs, **named)
-            inputs = (*inputs, *named.values())  # torchvision has one named parameter: the input of a Compose with one input
+            inputs = (*inputs, *named.values())  # torchvision allows one input by name, if it is the only input
             transforms, are_several, outputs = compose.transforms, len(inputs) > 1, inputs[0]
             for position, transform in enumerate(transforms):
                 name = self._name(transform)

@@ -58,7 +58,7 @@ CHANGED = (
 )
 DRAWS = (
     "the data set or the collate function draws from a random generator of its own, not from the global one of Python, NumPy "
-    "or torch: each worker would have a copy, and all copies would draw the same numbers, in each epoch again. Give the loader "
+    "or torch: each worker would get a copy, and all copies would draw the same numbers, in every epoch. Give the loader "
     "a worker_init_fn that seeds the copy of each worker"
 )
 OPEN = (
