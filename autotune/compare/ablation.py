@@ -19,7 +19,7 @@ from autotune.compare.decision import LIKELY_CONFIDENCE
 from autotune.compare.noise import UNKNOWN_NOISE
 from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.space import ResolvedSpace
-from autotune.trials.session import ConfigurationKey, configuration_key
+from autotune.trials.configurations import ConfigurationKey, configuration_key
 
 Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured"]
 Basis = Literal["measured", "estimated", ""]

@@ -39,7 +39,8 @@ from autotune.knobs.catalogue import knob as knob_of
 from autotune.knobs.loader import BATCH_SIZE, NUM_WORKERS
 from autotune.knobs.precision import AMP, MATMUL
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord, last_round
-from autotune.trials.session import SEARCHED, ConfigurationKey, Session, attribution_of, configuration_key
+from autotune.trials.configurations import SEARCHED, ConfigurationKey, attribution_of, configuration_key, first_of
+from autotune.trials.session import Session
 
 UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds run: as many as the finals have pairs
 # Without a time budget, the ablation takes at most this many times the seconds that the search took. In 200 replayed
@@ -275,7 +276,7 @@ class Attributor:
     def _attribution(self, winner: TrialRecord) -> Attribution:
         evidence = self._evidence(winner)
         minimal = evidence.minimal()
-        first = None if minimal is None else self._session.first_of(dict(minimal.key))
+        first = None if minimal is None else first_of(self._session.records, dict(minimal.key))
         return Attribution(
             winner=winner,
             best=first or winner,
@@ -360,5 +361,5 @@ class Attributor:
         own = [r.seconds for r in session.records if r.kind is Kind.attribution and configuration_key(r.changed) == key]
         if own:
             return max(own)
-        is_known = session.first_of(changed) is not None
+        is_known = first_of(session.records, changed) is not None
         return session.costs.again_s(knobs, changed) if is_known else session.costs.expected_s(knobs, changed)

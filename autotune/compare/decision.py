@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autotune import stats
 from autotune.compare.interleaving import Pair
 from autotune.records import Kind, Outcome, Tier, TrialRecord
-from autotune.trials.session import configuration_key
+from autotune.trials.configurations import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap

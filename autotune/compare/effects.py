@@ -21,7 +21,7 @@ from autotune import stats
 from autotune.compare.noise import UNKNOWN_NOISE
 from autotune.records import AGAIN, Kind, Knobs, TrialRecord
 from autotune.stats import Noise
-from autotune.trials.session import SEARCHED, ConfigurationKey, configuration_key
+from autotune.trials.configurations import SEARCHED, ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale

@@ -34,7 +34,8 @@ from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import assumed_noise, comparable_since, known_noise, noise_besides, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord, last_round
-from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
+from autotune.trials.configurations import ConfigurationKey, attribution_of, configuration_key
+from autotune.trials.session import OutOfTime, Session
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # rounds after which the verdict is judged: the second time only if it was ambiguous the first time

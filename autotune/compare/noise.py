@@ -15,8 +15,8 @@ from autotune import stats
 from autotune.compare.interleaving import Pair
 from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
+from autotune.trials.configurations import SEARCHED, configuration_key
 from autotune.trials.health import ACCEPTED
-from autotune.trials.session import SEARCHED, configuration_key
 
 # Limits on the degrees of freedom that evidence may add.
 MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs alone have 7, so the pairs' own spread counts more

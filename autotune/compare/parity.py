@@ -28,10 +28,11 @@ from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.shapes import clipped
 from autotune.trials.budget import without_window_s
+from autotune.trials.configurations import ConfigurationKey, configuration_key
 from autotune.trials.losses import MIN_STEPS, Comparison, Verdict, compare
 from autotune.trials.not_finite import loss_words
 from autotune.trials.objective import UNCHECKED
-from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
+from autotune.trials.session import RACED_FRAC, OutOfTime, Session
 from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared over fewer steps

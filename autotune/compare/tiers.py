@@ -11,7 +11,8 @@ from autotune.compare.finals import MAX_LOST_ROUNDS, MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
 from autotune.records import Kind, Outcome, Tier, TrialRecord, last_round
-from autotune.trials.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.configurations import ConfigurationKey, configuration_key
+from autotune.trials.session import Session
 
 TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best of a tier
 

@@ -12,7 +12,7 @@ from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.records import Kind, Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval
-from autotune.trials.session import configuration_key
+from autotune.trials.configurations import configuration_key
 
 # Assumed spread of a rate from one fresh process to the next, until rounds of repeated measurements have shown it. Measured:
 # 3.9 % in six finals on an H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.

@@ -13,7 +13,8 @@ import optuna
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
-from autotune.trials.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.configurations import ConfigurationKey, configuration_key
+from autotune.trials.session import Session
 
 MAX_REPEATED = 200  # if the sampler proposes this many known configurations in a row, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"

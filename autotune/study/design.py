@@ -15,7 +15,7 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue
 from autotune.search.samplers import grid_levels
 from autotune.space import Domain, ResolvedSpace
-from autotune.trials.session import ConfigurationKey, configuration_key
+from autotune.trials.configurations import ConfigurationKey, configuration_key
 
 # The product of all values is listed only up to this many points. Points that differ only in inactive knobs count separately.
 MAX_GRID_POINTS = 100_000

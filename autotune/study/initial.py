@@ -12,7 +12,8 @@ from autotune.quantities import ratio_text
 from autotune.records import Knobs, TrialRecord
 from autotune.search.rates.coding import levels_of
 from autotune.space import ResolvedSpace
-from autotune.trials.session import Session, configuration_key
+from autotune.trials.configurations import configuration_key
+from autotune.trials.session import Session
 
 # In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, the
 # results of short studies were 1 % faster, and those of long studies no slower.

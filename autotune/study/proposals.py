@@ -27,8 +27,9 @@ from autotune.study.sampling import inform, machine_of
 from autotune.study.search_budget import SearchBudget
 from autotune.study.settled import MAX_CHANCES, Settled
 from autotune.study.single_changes import SingleChanges
+from autotune.trials.configurations import ConfigurationKey, configuration_key
 from autotune.trials.schedule import Ending
-from autotune.trials.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.session import Session
 
 # After this many known configurations in a row from the sampler, the space counts as used up, unless it has at most MAX_LISTED
 # points: then they are searched for one that is left.

@@ -17,7 +17,8 @@ from typing import Any
 from autotune.records import Kind, Knobs, StudyRecord, TrialRecord
 from autotune.study.design import MIN_CONFIGURATIONS, configurations
 from autotune.study.resuming import was_stopped
-from autotune.trials.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.configurations import ConfigurationKey, configuration_key, first_of
+from autotune.trials.session import Session
 
 RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # maximum number of attempts at a measurement that is disturbed or cut off
@@ -56,7 +57,7 @@ class Recording:
 
     def _measure(self, knobs: Knobs, round_number: int) -> None:
         changed = self._session.resolved.changed(knobs)
-        first = self._session.first_of(changed)
+        first = first_of(self._session.records, changed)
         self._session.measure(
             knobs,
             self._why(round_number),
@@ -117,7 +118,7 @@ class Recording:
         if minutes is None:
             return True
         changed = session.resolved.changed(knobs)
-        first = session.first_of(changed)
+        first = first_of(session.records, changed)
         expected_s = first.attempt_s if first else session.costs.expected_s(knobs, changed)
         return session.budget.spent_s - session.budget.before_s + expected_s <= minutes * 60
 

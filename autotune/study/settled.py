@@ -12,7 +12,8 @@ from autotune.study.culprits import Culprits
 from autotune.study.initial import Proposal
 from autotune.study.oom_frontier import Frontier
 from autotune.study.resuming import was_stopped
-from autotune.trials.session import ConfigurationKey, Session, configuration_key
+from autotune.trials.configurations import ConfigurationKey, configuration_key
+from autotune.trials.session import Session
 from autotune.wording import log_lines
 
 # The search gives up once at least this many trials have all failed for the same reason (other than memory), unless they share

@@ -26,9 +26,9 @@ from autotune.study.diagnosis import diagnose
 from autotune.study.effects import needed, together, with_estimates
 from autotune.study.recording import recorded
 from autotune.trials import not_finite
+from autotune.trials.configurations import configuration_key
 from autotune.trials.health import PAGE_CACHE, caveat, drift, shared
 from autotune.trials.objective import means
-from autotune.trials.session import configuration_key
 from autotune.wording import cycles_text
 
 OVERSTATED = "the ratio is from the search, which overstates it"

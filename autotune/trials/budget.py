@@ -20,8 +20,8 @@ from autotune.trials.events import Outlook
 # Maximum share of the budget for the finals. For a slow program, one round to choose the winner and three pairs of baseline
 # and winner take about this share.
 FINALS_MAX_FRAC = 0.38
-# Maximum share of the search's time for late proposals: what needs a compilation, and the best of lower tiers. A good
-# configuration matters more than trying every compile mode.
+# Late proposals are configurations that need a compilation, and the best ones of lower tiers. They get at most this share of
+# the search's time, because a good configuration matters more than trying every compile mode.
 LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
 # Time is reserved for this many loss comparisons: a run of the baseline, and one with the finalists' changes of arithmetic.
@@ -50,10 +50,10 @@ LATE_FRAC = 0.65
 CONFIRMING_FRAC = 0.10
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC for a large effect, because its confirmation is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
-OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it takes longer than expected
+OVERRUN_FRAC = 0.5  # share of the reserve that a search trial must leave, even if it takes longer than expected
 MARGIN = 1.25  # a search trial may always take this many times its expected duration
 EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explain the result
-# Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
+# Time to end the last processes, write the verdict and finish tracking: this share of the budget, but at most CLOSING_MAX_S.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation's time that a full compile cache does not save; 0.1 for resnet18
@@ -113,16 +113,17 @@ class Budget:
         return None if self.total_s is None else self.clock.monotonic() + self.left_s - kept_s
 
     def search_ends_s(self, expected_s: float) -> float | None:
-        """Returns when a search trial must end.
+        """Returns the moment on the clock when a search trial must end; None for an unlimited budget.
 
-        It may use OVERRUN_FRAC of the reserve, and more if MARGIN * `expected_s` is longer.
+        It must leave OVERRUN_FRAC of the reserve, but it may always take MARGIN * `expected_s`.
         """
         return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 
     def reserve(self, baseline: TrialRecord) -> None:
         """Reserves time for finals and attribution, estimated from the baseline's duration.
 
-        Reserves less for attribution if the program is too slow to measure two effects: the search can use that time better.
+        If the program is too slow to measure two effects, less is reserved for attribution, because the search can use that
+        time better.
         """
         if self.total_s is None:
             return
@@ -141,7 +142,7 @@ class Budget:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
     def take_from_passes(self, needed_s: float) -> bool:
-        """Frees time of the passes until `needed_s` is left. If all of it is not enough, frees nothing and returns False."""
+        """Lowers the passes' reserve until `needed_s` is left and returns True. If that cannot suffice, only returns False."""
         missing_s = needed_s - self.left_s
         if missing_s > self.explain_s:
             return False
@@ -188,7 +189,8 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, the trial may use all their time but one pair's.
+            has_finalist: whether the finals have something to measure. If not, the trial may use all of the finals' time except
+                that of one pair.
         """
         if self.total_s is None:
             return True
@@ -199,7 +201,7 @@ class Budget:
         return expected_s + max(0.0, more_s) <= self.search_left_s and can_be_confirmed
 
     def needed_s(self, expected_s: float, *, again_s: float) -> float:
-        """Returns the budget with which a first trial of this cost would have fitted: seconds, rounded up to full minutes."""
+        """Returns the budget in which a first trial of this cost would have fitted: seconds, rounded up to full minutes."""
         needed_s = self.spent_s + _least_s(expected_s, again_s)
         return 60 * math.ceil(min(needed_s / (1 - CLOSING_FRAC), needed_s + CLOSING_MAX_S) / 60)
 
@@ -220,9 +222,9 @@ def _least_s(expected_s: float, again_s: float) -> float:
 
 
 def again_start_s(record: TrialRecord) -> float:
-    """Returns the seconds that a repetition takes outside its window. What the trial compiled is in the compile cache by then.
+    """Returns the seconds that a repetition of a trial takes outside its window, with the trial's code in the compile cache.
 
-    This matters for a program that compiles its model itself: only its baseline runs with an empty cache.
+    The cache matters for a program that compiles its model itself: only its baseline runs with an empty cache.
     """
     return without_window_s(record) - _spared_by_cache_s(record)
 
@@ -260,7 +262,7 @@ class Costs:
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
-        self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
+        self._by_batch: dict[float, deque[TrialRecord]] = {}  # batch size -> its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
         self._compiled = set[frozenset[tuple[str, KnobValue]]]()  # what was compiled so far, see `_graphs`
         self._found_s: dict[tuple[Any, float | None], float] = {}  # results of `_plain_s`, until there is another trial
@@ -299,7 +301,7 @@ class Costs:
         return max((record.spared_s for record in self._plain), default=0.0)
 
     def compile_s(self, key: str, value: KnobValue) -> float:
-        """Returns the start cost of a costly value: observed, or scaled from the knob's other values, or a guess."""
+        """Returns the seconds that a costly value adds to a trial: observed, scaled from another value's, or assumed."""
         if (key, value) in self._compile_s:
             return self._compile_s[key, value]
         relative = self._costly.get(key, {})
@@ -344,7 +346,7 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns a trial's seconds at another batch size. Larger steps take longer in proportion; smaller steps take as long."""
+    """Returns a trial's estimated seconds at another batch size: larger steps take longer in proportion, smaller as long."""
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # A window usually ends by time, whatever the batch size. But it has a minimum number of steps, so slower steps can make it
     # longer, by a factor of at most 4.

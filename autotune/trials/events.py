@@ -17,7 +17,7 @@ class Outlook:
 
     Attributes:
         left_s: time left for everything; None for unlimited.
-        explain_s: the part of `left_s` that is reserved for explaining the result; 0 once that begins.
+        explain_s: the part of `left_s` that is reserved for explaining the result; 0 once explaining begins.
         search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
         num_trials: rough number of search trials that fit, at most as many as `study.budget.trials` still allows; None
             without a limit, or once the search is over.
@@ -43,7 +43,7 @@ class Tracking(Protocol):
         """Requests that the process end."""
 
     def hurry(self) -> None:
-        """Lets the process do the rest at normal priority, because no trial runs any more."""
+        """Lets the process continue at normal priority, because no trial runs any more."""
 
 
 class Searching(Protocol):

@@ -27,8 +27,8 @@ OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used dur
 class Level:
     """How much disturbance a study accepts in addition to the usual limits: none, unless the machine never gets quiet.
 
-    autotune must also work on a machine that is never quiet. A disturbance that lasts through both attempts of the baseline, or
-    of two later trials in a row, is accepted: from then on, a trial counts as disturbed only if the disturbance gets worse.
+    autotune must also work on a machine that is never quiet. So a disturbance that lasts through both attempts of the baseline,
+    or of two later trials in a row, is accepted. From then on, a trial counts as disturbed only if the disturbance gets worse.
     Search rates from before and after that moment are not comparable. The rates of the finals are comparable, because their
     configurations take turns. If the machine is fully loaded, a growing disturbance is not visible. Then only the turns and the
     ratio's interval protect the comparison.
@@ -44,15 +44,15 @@ class Level:
             self.amounts |= {kind: float(amount) for kind, amount in record.evidence.get(ACCEPTED, {}).items()}
 
     def beyond(self, found: Sequence[Disturbance]) -> list[Disturbance]:
-        """Returns the disturbances that exceed the accepted amount of their kind by more than their usual limit."""
+        """Returns the disturbances that exceed the accepted amount of their kind by more than the usual limit of that kind."""
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
     def note(self, outcome: Outcome, *, began_s: float, ended_s: float) -> None:
-        """Counts disturbed attempts in a row. Failed attempts say nothing about the machine: they neither count nor reset.
+        """Counts disturbed attempts in a row. A failed attempt is ignored, because it says nothing about the machine.
 
         Args:
             outcome: the attempt's outcome.
-            began_s: when it began, on the study's clock. It counts only if the last attempt that counts had ended by then.
+            began_s: when it began, on the study's clock. It is counted only if the last counted attempt had ended by then.
             ended_s: when it ended.
         """
         if outcome is Outcome.disturbed and began_s >= self._counted_until_s:
@@ -148,9 +148,9 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 def drift(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how much the baseline's measurements differ, if that is more than noise; "" otherwise.
 
-    The ratio of the finals does not show this, because they compare only measurements of the same round. The baseline's rates
-    in these rounds may hide it, too: they may agree by chance, or conditions may have changed since the search. So the
-    baseline's first measurement counts as well.
+    The ratio of the finals does not show this, because the finals compare only measurements of the same round. The baseline's
+    rates in these rounds may not show it either: they may agree by chance, or conditions may have changed since the search. So
+    the baseline's first measurement is included.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
     rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]

@@ -1,4 +1,4 @@
-"""Describes a study and what makes its results comparable, as named values, so that each difference can be reported."""
+"""Makes study.json. Its `identity` has, as named values, what must be equal for two studies' results to be comparable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.objective import Goal
 
 PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
-# Fields that stay when study.json is rewritten.
+# Fields that keep their values when study.json is rewritten.
 KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "search_ended", "warm_start", "noise", "target", "detected")
 SPACE = "space."
 SCRIPT = "program.script"
@@ -94,7 +94,7 @@ def about(
 
 
 def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:
-    """Returns what makes results comparable, as {name: plain value}. Only results with equal identities may be compared."""
+    """Returns {name: plain value} of what results depend on. Only results with equal identities may be compared."""
     facts = comparable({**(first.facts if first else {}), **inputs.machine})
     device = inputs.config.device
     parts = {

@@ -1,4 +1,7 @@
-"""Handles Ctrl-C during a study: the first press lets the running trial finish, the second stops it, others do nothing."""
+"""Handles Ctrl-C during a study: the first press lets the running trial finish, the second stops the trial.
+
+Further presses while the study is stopping do nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# Once a stop has begun, further signals are ignored for this long: enough for the launcher's grace periods and the summary.
+# Once a stop has begun, further signals are ignored for this long. The launcher's grace periods and the summary take less time.
 STOP_S = 15.0
 BY_USER = "stopped by the user"
 
@@ -24,7 +27,7 @@ class Interrupts:
 
     Attributes:
         is_requested: whether the study should end after the running trial.
-        reason: who stopped the study, for its record.
+        reason: for the study's record, whether the user or a signal stopped it.
     """
 
     def __init__(self, notice: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +36,7 @@ class Interrupts:
         self._before: dict[int, Any] = {}
         self._terminals: list[int] = []
         self._stopping_since_s: float | None = None
-        self._is_on_disk = False  # whether nothing is left to do that an interrupt could spoil
+        self._is_on_disk = False  # whether all results are on disk, so that an interrupt loses none
 
     def __enter__(self) -> Interrupts:
         self._terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream and stream.isatty()]
@@ -48,7 +51,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def hear_again(self) -> None:
-        """Lets the next signal interrupt at once, also a first Ctrl-C: everything is on disk, and the rest may be cut short."""
+        """Lets the next signal interrupt at once, even a first Ctrl-C. Called once all results are on disk."""
         self._stopping_since_s, self._is_on_disk = None, True
 
     def _heard(self, number: int, _: FrameType | None) -> None:

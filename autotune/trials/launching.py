@@ -19,7 +19,7 @@ from autotune.machine.visible import visible_devices
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
-ANYWHERE = HostContext(num_cores=8)  # an assumed machine; its domains list values for `_may_be_active`
+ANYWHERE = HostContext(num_cores=8)  # an assumed machine: `_may_be_active` tries the values of its domains
 
 
 def launch(
@@ -46,14 +46,14 @@ def launch(
         command: the program.
         pinned: the user's pinned knobs, only those that have an effect here (see `meaningful`).
         changed: further knobs to set.
-        knobs: all known knobs of the configuration. They fill the command's placeholders; only `pinned` and `changed` are set.
+        knobs: all known knobs of the configuration. They only fill the command's placeholders.
         machine: `machine.host_facts()`.
         folder: the trial's folder.
         study: the study's folder, which holds the compile cache its trials share.
         env: further variables; variables of the user and of knobs take precedence.
         total_s: wall time the program may take; None for no overall limit.
         warm: modules that a warm start has imported; () for a fresh start.
-        is_warm_whole: whether it must have imported all of them.
+        is_warm_whole: whether the warm start must have imported all of them; if it cannot, the trial starts fresh.
         number: the trial's number.
         spec: further fields of the harness's Spec.
     """

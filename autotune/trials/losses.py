@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether losses differ, but maybe by chance: a second baseline run is missing, failed, or differs too much to tell."""
+        """Whether losses differ, maybe by chance: a second baseline run is missing, failed, or differs too much itself."""
         return self.verdict is Verdict.unknown and self.difference_frac is not None
 
 
@@ -152,8 +152,8 @@ def exploded(own: Curve, baseline: Curve) -> str:
     """Returns a sentence if a trial's loss exploded during its first steps; "" if it did not or that is unknown.
 
     This is a cheap check of search trials. Their batches differ from the baseline's, so a loss counts as exploded only if no
-    batch explains it: if it still grows and exceeds ten times the largest of the trial's first losses and of the baseline's
-    losses.
+    batch can explain it. That is, the loss still grows, and exceeds ten times the largest loss among the trial's first steps
+    and the baseline's steps.
     """
     if len(own) < MIN_EXPLODING_STEPS or not baseline or None in own or None in baseline:
         return ""

@@ -1,7 +1,7 @@
 """Handles programs whose own loss is not finite: their speed is measured, but losses cannot be compared.
 
 Toy programs and smoke tests diverge, and so do programs whose learning rate is not tuned yet. Their speed still matters. So if
-the loss or the gradients of the unchanged program are not finite, no trial is rejected for the same reason.
+the unchanged program's loss is not finite, or its gradients are not, no trial is rejected for that reason.
 """
 
 from __future__ import annotations

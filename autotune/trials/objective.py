@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 UNCHECKED = "could not be checked"  # in the reason of a trial for which a constraint's value is unknown
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
 METRICS = {POWER: "gpu.power_w", STEP: "step_p95_s"}  # the metric of a trial that a constraint limits
-RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on throughput, so that trials may be raced
+RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on throughput, so that a slow trial may end early
 
 
 @dataclass(kw_only=True)
@@ -104,7 +104,7 @@ class Goal:
         Args:
             record: the trial with its numbers.
             results: results of the trial's ranks.
-            cold_compile_s: seconds that compiling such a configuration took with an empty cache.
+            cold_compile_s: seconds that compiling with this configuration's compile mode took with an empty cache.
         """
         if record.value is None:
             return
@@ -200,11 +200,11 @@ def _memory_bytes(results: Sequence[RankResult]) -> int:
 
 
 def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
-    """Returns the seconds until a run of this configuration trains at its rate, with an empty compile cache.
+    """Returns the seconds from the start of a run until it trains at its full rate, with an empty compile cache.
 
     Args:
         record: one measurement of the configuration.
-        cold_compile_s: seconds that compiling such a configuration took in another trial; counts if more than in `record`.
+        cold_compile_s: seconds that compiling with this compile mode took in another trial; used if longer than in `record`.
     """
     # The user's own run does not start warm, so it also takes the seconds that a warm start spared.
     return record.start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)

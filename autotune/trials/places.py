@@ -9,11 +9,11 @@ from autotune.trials.inputs import StudyInputs
 
 
 class Place:
-    """Runs one trial at a time.
+    """A slot or the whole machine, where one trial at a time runs.
 
     Attributes:
         launcher: starts trials here.
-        disturbed_by: what disturbed the last attempt; emptied before the wait for a quiet machine.
+        disturbed_by: what disturbed the last attempt here; emptied when the wait for a quiet machine begins.
     """
 
     def __init__(self, launcher: Launcher, inputs: StudyInputs) -> None:
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def number(self) -> str:
-        """Number of the slot, "3", which it keeps if its node is replaced; "" for the whole machine."""
+        """Number of the slot, for example "3". It stays the same if the slot's node is replaced. "" for the whole machine."""
         return slot_number(self.name)
 
     @property

@@ -58,7 +58,7 @@ class Quarantine:
     """Counts sticky errors, and tests the device when there are too many.
 
     Attributes:
-        advice: what the user may do about a faulty device; the end of what `note` returns.
+        advice: what the user may do about a faulty device; the last words of the message that `note` returns.
 
     Args:
         probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
@@ -124,7 +124,7 @@ def _named(what: str, words: Sequence[str]) -> str:
 
 
 def _launcher_of(inputs: StudyInputs, record: TrialRecord) -> Launcher:
-    """Returns the launcher of the slot that a trial ran on: its device is the suspect, and other devices may be in use."""
+    """Returns the launcher of the slot that a trial ran on, so that the suspect device is tested and no other."""
     slots = (one for one in inputs.launcher.beside() if one.slot and one.slot.name == record.slot)
     return next(slots, inputs.launcher)
 

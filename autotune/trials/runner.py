@@ -1,4 +1,4 @@
-"""Launches configurations, judges how they ended, and records it."""
+"""Launches trials, judges how they ended, and writes their records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
 
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
-QUIET_BUDGET_FRAC = 0.05  # such a wait also takes at most this share of the study's time
+QUIET_BUDGET_FRAC = 0.05  # a wait of this kind also takes at most this share of the study's budget
 # autotune does not wait for a quiet machine if that may take more than this share of the time left for the next trial. It waits
 # for a free device for at most this share of that time.
 QUIET_LEFT_FRAC = 0.25
@@ -39,7 +39,7 @@ QUIET_LEFT_FRAC = 0.25
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
 TOO_SHORT = "the program ended before the pass had observed enough steps"
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, it counts as a different program
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class Request(TrialRequest):
         max_s: wall time that the trial may take; None for no limit besides the limits of the phases.
         ends_s: moment on the study's clock at which the trial must be over, finished or not; None for no deadline.
         retry_max_s: a second attempt is made only if the first took no longer than this; None for no limit.
-        cold_compile_s: seconds that compiling such a configuration took in this study with an empty cache.
+        cold_compile_s: seconds that compiling with this configuration's compile mode took in this study with an empty cache.
         first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. They are
             `mode`, `seed`, `max_steps` and `max_s` for a comparison of losses, `mode` and `explain` for a pass of explain.
         skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
@@ -169,7 +169,7 @@ class TrialRunner:
         self.inputs.launcher.release()
 
     def can_do_without(self, slot: str) -> bool:
-        """Whether the study can go on without a slot, given by number: it cannot without the first, where trials run alone."""
+        """Whether the study can go on without a slot, given by number. The first is needed for trials that run alone."""
         return any(part.slot and slot_number(part.slot.name) == slot for part in self.inputs.launcher.beside()[1:])
 
     def finish(self, request: Request, finished: Finished, place: Place) -> Finished:
@@ -214,7 +214,7 @@ class TrialRunner:
         return request.kind is Kind.explain and ended.results[0].status == "ended" and not document.exists()
 
     def keep_logs(self, first: TrialRecord) -> None:
-        """Renames the logs of the last attempt, which the next would overwrite. Those of an attempt before it are lost."""
+        """Renames the logs of the latest attempt, which the next attempt would overwrite. Logs renamed earlier are lost."""
         folder = self.folder.trial_path(first.number)
         for name in (STDOUT_FILE, STDERR_FILE):
             with contextlib.suppress(OSError):
@@ -240,10 +240,10 @@ class TrialRunner:
         return min(request.max_s, max(0.0, request.ends_s - self.inputs.clock.monotonic()) + LEAVE_MAX_S)
 
     def _window_ends_s(self, request: Request, most_s: float | None) -> float | None:
-        """Returns when a trial's window ends even if it is not full, on the study's clock; None for no such time.
+        """Returns the moment on the study's clock when a trial's window ends even if it is not full; None for no such moment.
 
-        A trial that is only unsteady is then measured, instead of being ended at its deadline or at the launcher's limit. The
-        baseline has no such time, because a study without it has no result.
+        The moment is before the trial's deadline and the launcher's limit, so a trial that is only unsteady is measured instead
+        of being cut off. None for the baseline, because a study without a baseline has no result.
         """
         if request.kind is Kind.baseline:
             return None

@@ -23,7 +23,7 @@ UNWRITTEN = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
 NO_ROOM = tuple(os.strerror(number) for number in FULL)
 # Kinds of hangs that are not due to chance: a rank missing from a collective, an endless loop in the program.
 NO_CHANCE = ("collective", "user code")
-GATE_S = 30.0  # longest wait for a device whose memory is still held
+GATE_S = 30.0  # longest wait until the device's memory use is back at its idle level
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
 TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"
@@ -32,7 +32,7 @@ TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"
 class RunningTrial:
     """A trial, from its launch to its record. Makes a second attempt if the first may have failed by chance.
 
-    A baseline whose first attempt was only disturbed gets a third attempt if the second fails: no study goes on without it.
+    If the baseline's first attempt was only disturbed and its second attempt fails, it gets a third: a study needs a baseline.
 
     Attributes:
         request: what it measures.
@@ -100,7 +100,7 @@ class RunningTrial:
         return self._over if self._over and self._over.is_kept else None
 
     def move(self, place: Place) -> None:
-        """Ends the wait for a node, and starts the attempt on another slot. Raises the errors of the constructor."""
+        """Ends the wait for a node, and starts the attempt on another slot. Raises the same errors as the constructor."""
         self._running.stop("another slot is free")
         self.place, self._waiting = place, ""
         self._attempt()
@@ -112,7 +112,7 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
-        if kept := self.kept:  # interrupted in a listener, which has been told
+        if kept := self.kept:  # a listener was interrupted while it handled the end of this trial
             return kept
         if self._first and not self._is_begun:
             return self._runner.keep(Finished(record=self._first))
@@ -126,11 +126,11 @@ class RunningTrial:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
         if not self._is_begun:  # the fault occurred between two attempts, and the first attempt does not count
             return None
-        if kept := self.kept:  # the fault occurred in a listener, which has been told
+        if kept := self.kept:  # a listener failed while it handled the end of this trial
             return kept
         try:
             ended = self._poll(is_ending=True)
-        finally:  # even if polling raises the fault again; changes nothing if the processes have ended
+        finally:  # also if polling raises the same error again; does nothing if the processes have ended
             self._running.stop("autotune failed")
         if ended is None:
             return None
@@ -142,7 +142,7 @@ class RunningTrial:
         return self._runner.finish(self.request, finished, self.place) if finished.record.outcome.has_value else None
 
     def _has_worked(self, first: TrialRecord, record: TrialRecord) -> bool:
-        """Whether `record` is a failure of the baseline, whose first attempt was measured but disturbed."""
+        """Whether a baseline that worked in its first attempt, although disturbed, has failed in the attempt of `record`."""
         is_failure = not (record.outcome.has_value or record.outcome.is_no_answer)
         return self.request.kind is Kind.baseline and first.outcome is Outcome.disturbed and is_failure
 
@@ -162,7 +162,7 @@ class RunningTrial:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node, a full disk or a timeout, as it may take as long as the first."""
+        """Announces a second attempt after a lost node, a full disk or a timeout: it may take as long as the first."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):
@@ -199,7 +199,7 @@ class RunningTrial:
         return record
 
     def _poll(self, *, is_ending: bool = False) -> Ended | None:
-        """Polls the processes and the machine, and ends the trial when its time is up."""
+        """Polls the processes and the machine; ends the trial when its time is up. Returns None while the processes run."""
         running, watch, ends_s, clock = self._running, self.place.watch, self.request.ends_s, self._inputs.clock
         while (ended := running.poll()) is None:
             if (why := self.place.launcher.why_waiting()) != self._waiting:
@@ -221,7 +221,7 @@ class RunningTrial:
         runner, request, place, first = self._runner, self.request, self.place, self._first
         record = runner.record(request, self._spec, ended, place)
         runner.tell_why_fresh(record)
-        # This comes before disturbances are judged: a disturbance that is accepted later restores the measurement.
+        # Losses are judged before disturbances: accepting a disturbance later restores the outcome from before `judge`.
         if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):
             record.outcome, record.reason, record.value, record.ci = Outcome.parity, why, None, None
         if request.kind is Kind.explain:

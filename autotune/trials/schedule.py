@@ -121,7 +121,7 @@ class Schedule:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 
     def _look(self) -> None:
-        """Polls each running trial once, then passes on the finished ones. Raises the first error only after all of that."""
+        """Polls each running trial once, then passes on the finished ones. An error is raised only after all of this."""
         over: list[tuple[Finished, Take]] = []
 
         def steps() -> Iterator[Callable[[], None]]:
@@ -157,7 +157,7 @@ class Schedule:
                 raise
             self._runner.listener.notice(f"The study goes on without slot {slot}: {lost}")
             self.leave_out([slot])
-            return trial.look()  # the trial has been stopped
+            return trial.look()  # the trial was stopped, and `look` returns its record
 
     def _may_move(self, trial: RunningTrial) -> bool:
         return trial.is_waiting and trial.request.kind is Kind.search and trial.place is not self._runner.alone
@@ -178,7 +178,7 @@ class Schedule:
         except StoppedNow as stopped:
             self._add(stopped.finished)
         except BaseException:
-            if kept := trial.kept:  # the fault is that of a listener
+            if kept := trial.kept:  # the trial's record is on disk: a listener raised the error
                 self._add(kept)
             raise
 
@@ -186,7 +186,7 @@ class Schedule:
         """Ends every running trial after a fault. Records only those that were measured by then."""
         running, self._running = self._running, {}
         for trial in running:
-            with contextlib.suppress(Exception):  # the trial that caused the fault may fail again; the caller raises the fault
+            with contextlib.suppress(Exception):  # the faulty trial may raise its error again; the caller already raises it
                 trial.abandon()
             with contextlib.suppress(Exception):
                 if kept := trial.kept:

@@ -1,4 +1,4 @@
-"""Holds the shared state of a running study: trials so far, space, clock, and how to measure one more trial."""
+"""Holds the state of a running study (its trials, search space and budget), and runs one more trial of any kind."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 from autotune.harness.protocol import MeasureRules, RankResult
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
-from autotune.records import Kind, Knobs, KnobValue, StudyRecord, Tier, TrialRecord
+from autotune.records import Kind, Knobs, StudyRecord, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from autotune.trials.budget import Budget, Costs, finals_rules, outlook, without_window_s
+from autotune.trials.configurations import SEARCHED, attribution_of, first_of
 from autotune.trials.events import Listener, Outlook
 from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
@@ -28,8 +29,6 @@ from autotune.trials.runner import Finished, Request, TrialRunner
 from autotune.trials.schedule import Ending, Schedule
 from autotune.trials.tally import Tally
 
-ConfigurationKey = frozenset[tuple[str, KnobValue]]
-SEARCHED = (Kind.baseline, Kind.search)
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget, because a study needs a baseline
 # Steps may come in cycles (harness/cycles.py). A window that opens within a cycle must be this many cycles long to hold a whole
 # cycle.
@@ -46,16 +45,6 @@ class OutOfTime(Exception):
     """A trial was not started, because even the shortest useful trial would not have ended within the budget."""
 
 
-def configuration_key(changed: Knobs) -> ConfigurationKey:
-    """Returns a configuration's identity: its changes to the baseline."""
-    return frozenset(changed.items())
-
-
-def attribution_of(winner: TrialRecord) -> str:
-    """Returns the `origin` of the ablation trials of a winner."""
-    return f"{Kind.attribution} {winner.number}"
-
-
 @dataclass(kw_only=True)
 class Session:
     """A running study.
@@ -68,16 +57,16 @@ class Session:
         runner: runs trials.
         quarantine: whether the device may still be used.
         budget: the time left.
-        about: study.json.
+        about: the content of study.json.
         after_trial: called when a trial's record is on disk; rewrites the summary.
         while_waiting: called repeatedly while trials run.
-        schedule: when trials run.
+        schedule: runs trials, alone or in parallel.
         records: finished trials, by number.
         tally: statistics of all search trials.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
         target: the loaders that the loader.* knobs change, as the baseline found them.
-        costs: what trials cost.
+        costs: predicts how long trials take.
         memory_capacity_bytes: memory that each process of a trial may fill, as the baseline saw it; None when unknown.
         earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
     """
@@ -246,7 +235,7 @@ class Session:
     def again_start_s(self, first: TrialRecord) -> float:
         """Returns the seconds outside its window that a fresh trial with the configuration of `first` is expected to take.
 
-        The compile cache has what the earlier trial compiled.
+        The fresh trial finds what the earlier trial compiled in the compile cache.
         """
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
@@ -257,8 +246,8 @@ class Session:
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None to never stop it.
 
-        A trial races only against proven rates of its own tier and of lower tiers, because the best configuration of a lower
-        tier is useful even if a higher tier is faster. A low rate rules out a trial only if throughput alone decides.
+        A trial is compared only with proven rates of its own tier and of lower tiers: the best configuration of a lower tier is
+        useful even if a higher tier is faster. If not only throughput decides, a low rate does not rule out a trial.
         """
         proven_per_s = self._proven_per_s(tier)
         is_fit = self.inputs.config.measure.racing and self.runner.goal.follows_rate
@@ -269,10 +258,7 @@ class Session:
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the highest lower bound of a rate so far.
-
-        Counts only trials that ran as the next trial will: alone, or in parallel with others.
-        """
+        """Returns the highest lower bound of a rate so far, among trials that ran like the next one: alone, or in parallel."""
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
@@ -293,7 +279,7 @@ class Session:
             rules=rules,
             max_s=self._most_s(max(least_s, first.fresh_s)),
             ends_s=ends_s,
-            retry_max_s=0.0,  # a failed round is left out instead
+            retry_max_s=0.0,  # not repeated if it fails: its round is left out
         )
         return self._run(request).record
 
@@ -305,7 +291,7 @@ class Session:
         `kept_s` seconds of the budget are left for the trials that follow.
         """
         changed = self.resolved.changed(knobs)
-        first = self.first_of(changed)
+        first = first_of(self.records, changed)
         expected_s = self.costs.expected_s(knobs, changed) + self.costs.spared_s
         request = self._request(
             Kind.attribution,
@@ -321,13 +307,6 @@ class Session:
             retry_max_s=0.0,  # a failed trial is not repeated, as in the finals
         )
         return self._run(request).record
-
-    def first_of(self, changed: Knobs) -> TrialRecord | None:
-        """Returns the first trial with a score for these changes; None when there is none."""
-        key = configuration_key(changed)
-        return next(
-            (r for r in self.records if r.score and r.kind is not Kind.check and configuration_key(r.changed) == key), None
-        )
 
     def first_steps(
         self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, kept_s: float = 0.0, **limits: float
@@ -452,7 +431,7 @@ class Session:
         )
 
     def compile_s(self, first: TrialRecord, knobs: Knobs) -> float:
-        """Returns the expected seconds to compile for the costly values in `knobs` that the trial `first` did not have."""
+        """Returns the expected seconds of compiling for values in `knobs` that need it and that trial `first` did not have."""
         changed = self.resolved.changed(knobs)
         new = [key for key in changed if knob(key).is_costly and changed[key] != first.knobs.get(key)]
         return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)

@@ -51,8 +51,8 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
     """Returns the variables that every process of a trial starts with, besides the variables of knobs and of the user.
 
-    A recipe's ranks share the cores equally. torchrun would give each a single thread regardless of the cores, which would not
-    be a fair baseline for a recipe on a CPU. For the user's own command, the launcher's setting is kept.
+    A recipe's ranks share the cores equally. torchrun would give each rank a single thread regardless of the cores. That would
+    not be a fair baseline for a recipe on a CPU. For the user's own command, the launcher's setting is kept.
     """
     nproc = config.launch.nproc
     found = device_environment(config.device, nproc=nproc, gpus=machine.get("gpus") or ())
@@ -77,7 +77,7 @@ def memory_cap_bytes(device: DeviceOptions, machine: dict[str, Any]) -> int | No
 
 
 def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int:
-    """Returns the memory that a trial may fill: the cap, else what the baseline saw, else what the machine reports."""
+    """Returns the bytes that a trial may fill: the configured cap, or else what the baseline saw or the machine reports."""
     known = first.memory.get("capacity_bytes") or first.facts.get("device_memory_bytes")
     return memory_cap_bytes(inputs.config.device, inputs.machine) or (int(known) if known else capacity_bytes(inputs.machine))
 
@@ -85,7 +85,7 @@ def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int:
 def memory_of_process_bytes(inputs: StudyInputs, first: RankResult) -> int:
     """Returns the memory that each process of a trial may fill; `first` is rank 0's result of the baseline.
 
-    On a CPU, the processes on a machine share its memory, also if each has a limit.
+    On a CPU, the processes on a machine share its memory, even if each of them has a limit.
     """
     seen = memory_seen_bytes(inputs, first)
     if first.memory.get("kind") == "cpu":

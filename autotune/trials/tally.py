@@ -1,4 +1,4 @@
-"""Keeps statistics of a study's search trials, so that a look-up takes the same time however many trials there are."""
+"""Keeps statistics of a study's search trials, so that the time of a look-up does not grow with the number of trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.records import Kind, Outcome, Tier, TrialRecord
 class Tally:
     """Statistics of a study's search trials and baseline.
 
-    If a record changes after it was added, because loss parity rules it out, a new tally is needed.
+    A record must not change after it was added. If loss parity rules out a trial, a new tally is needed.
 
     Attributes:
         num_over: number of trials that were not interrupted, including the baseline.
@@ -27,7 +27,7 @@ class Tally:
         self.num_over, self.seconds, self.has_worked = 0, list[float](), False
         self.best_changed: float | None = None
         self._best: list[TrialRecord] = []  # the best trial for each objective
-        self._worst: dict[int, list[float]] = {}  # n -> for each of n scores, the lowest among the trials with n scores
+        self._worst: dict[int, list[float]] = {}  # n -> the lowest score for each objective, of trials with n scores
         self._proven_per_s: dict[tuple[Tier, bool], float] = {}
         for record in records:
             self.add(record)

@@ -41,21 +41,22 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def _total(rates_per_s: Sequence[float | None], results: Sequence[RankResult]) -> float | None:
-    """Returns the rate of all ranks together; None if one is unknown."""
+    """Returns the rate of all ranks together; None if the rate of a rank is unknown."""
     total = stats.sum_known(rates_per_s)
     return None if total is None else total * ranks.share(results)
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
-    """Returns the 95 % interval of the rate over all ranks, from the rates of the window's blocks; None if they allow none.
+    """Returns the 95 % interval of the rate over all ranks, computed from the rates of the window's blocks.
 
-    Ranks wait for each other at every step, so their errors are not independent: the widest interval is used.
+    Ranks wait for each other at every step, so their errors are not independent. Therefore, the widest interval of a rank is
+    used. None if a rank has no interval.
     """
     rate = ranks.rate_per_s(results)
     fracs = [_half_width_frac(result)[0] for result in _with_window(results)]
     if not rate or not fracs or None in fracs:
         return None
-    # The rate may have been limited to the loader's, so only the relative width comes from the blocks.
+    # `rate` may be lower than the rates of the blocks, if the loader limits it. So only the relative width is from the blocks.
     half = rate * max(frac for frac in fracs if frac is not None)
     return (rate - half, rate + half)
 
@@ -66,7 +67,7 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the results of rank 0 and, unless its window leaves out evaluations, of the other ranks that had a window."""
+    """Returns the results of rank 0 and of other ranks with a window; only rank 0's if its window leaves out evaluations."""
     is_alone = bool(results) and ranks.leaves_out(results[0])
     return [result for result in results if result is results[0] or (result.window and not is_alone)]
 
@@ -89,7 +90,7 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
     """Returns {knob key: report of the rank with the worst status}.
 
-    If only rank 0 fetches batches, its reports count for knobs of the loader: the others have no loader that trains.
+    If only rank 0 fetches batches, the other ranks' reports of loader knobs are ignored: they have no loader that trains.
     """
     worst: dict[str, dict[str, Any]] = {}
     is_first_alone = ranks.only_first_fetches(results)
@@ -103,7 +104,7 @@ def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
 
 
 def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, float]:
-    """Returns further numbers for the tracker: step times, compilation, and those that `MachineWatch` has seen."""
+    """Returns further numbers for the tracker: step times, compilation, and `seen`, the numbers of `MachineWatch`."""
     found = dict(seen)
     if not results:
         return found

@@ -1,7 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
-The process also imports torchvision and torch's compiler if the program imports them. (Constructing an optimizer imports the
-compiler.) If other installed libraries take long to import, it imports them, too, as far as harness/libraries.py found it safe.
+That process also imports torchvision and torch's compiler if the program imports them. (Constructing an optimizer imports the
+compiler.) It imports other installed libraries, too, if they take long to import and harness/libraries.py found that safe.
 
 Only search trials may start warm. The baseline shows whether the program allows it. All reported measurements (finals,
 attribution, compared losses) are made with a fresh start, as in the user's own runs.
@@ -22,7 +22,7 @@ DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
 # A trial that failed after a warm start is repeated with a fresh start, until this many repeats have failed, too.
 MAX_IN_VAIN = 2
 COMPILER = "torch._dynamo"
-WORTH_S = 0.2  # importing other libraries than torch is worth it if they take this long in the baseline
+WORTH_S = 0.2  # libraries are imported in advance if the baseline needed at least this long for those besides torch's own
 NAME = re.compile(r"[\w.]{1,200}")
 MAX_LIBRARIES = 1000
 
@@ -31,8 +31,8 @@ class WarmStarts:
     """Decides for each trial whether it may start warm, if `launch.warm` allows it, and learns from failures.
 
     Attributes:
-        why_never: why no trial may start warm; "" if some may.
-        is_whole: whether a warm start needs all modules imported, because libraries set variables before torch is imported.
+        why_never: why no trial may start warm; "" if search trials may.
+        is_whole: whether a warm start needs all of the modules imported, because some set variables before torch is imported.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -46,7 +46,8 @@ class WarmStarts:
         if not self._is_wanted:
             return
         found = first.facts.get("startup") or {}
-        has_compiler = found.get("changed_before_compiler") == []  # imported, and no variable that it reads was changed before
+        # Whether the program imported the compiler, and had not changed a variable that the compiler reads.
+        has_compiler = found.get("changed_before_compiler") == []
         modules = {"torch": True, COMPILER: has_compiler, "torchvision": bool(first.facts.get("torchvision"))}
         libraries = _worthwhile(found.get("imports"))
         of_torch = [name for name, is_there in modules.items() if is_there and name not in libraries]

@@ -24,9 +24,10 @@ from autotune.study.explaining import Explaining, explainable
 from autotune.study.remedies import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC
 from autotune.study.writing import Writer
 from autotune.trials.budget import COMPILE_S
+from autotune.trials.configurations import configuration_key
 from autotune.trials.not_finite import NOT_FINITE, caveat, excused
 from autotune.trials.schedule import Ending
-from autotune.trials.session import OVERRUN_FACTOR, configuration_key
+from autotune.trials.session import OVERRUN_FACTOR
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 from tests.study.conftest import Bench, tiny_space

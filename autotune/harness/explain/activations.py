@@ -104,7 +104,8 @@ class Activations:
         """Starts to count in the calling thread.
 
         Args:
-            is_compiled: whether the program has compiled code, which guards functions of torch; then none is replaced.
+            is_compiled: whether the program has compiled code. If so, no function of torch is replaced, because compiled code
+                checks that these functions are unchanged.
         """
         for parameter in self._parameters:
             if parameter.requires_grad and parameter.is_leaf:
@@ -210,7 +211,7 @@ class Running:
         self._handles.append(register_module_forward_hook(self._leave, always_call=True))
 
     def uninstall(self) -> None:
-        """Stops following them."""
+        """Stops following the modules' calls."""
         while self._handles:
             self._handles.pop().remove()
 

@@ -128,7 +128,7 @@ class DeviceAllocations(Allocations):
         return int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def _reduce(self, entries: List[Dict[str, Any]], allocated: int, reserved: int) -> None:
-        """Replays a trace; `allocated` and `reserved` are the bytes at its end, because its beginning may be lost."""
+        """Replays a trace. Its first entries may be lost, so the bytes at its end are given: `allocated` and `reserved`."""
         changes = [_change(entry) for entry in entries]
         history = History(allocated - sum(each[0] for each in changes), reserved - sum(each[1] for each in changes))
         history.replay(entries)

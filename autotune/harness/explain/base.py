@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..context import TrialContext
 
-MEAN_STEPS = 50  # number of steps that `mean_step_s` uses: the last of `Window.plain_s`
+MEAN_STEPS = 50  # `mean_step_s` averages at most this many steps: the last ones of `Window.plain_s`
 
 
 def mean_step_s(steps_s: List[float]) -> Optional[float]:
@@ -16,11 +16,11 @@ def mean_step_s(steps_s: List[float]) -> Optional[float]:
 
 
 class Pass:
-    """One way of observing the program's steps. A subclass overrides all methods; they are called in this order.
+    """One way of observing the program's steps. A subclass overrides `begin`, `step_done`, `leave_out` and `finish`.
 
     Attributes:
-        which: LINES, TRACE or MEMORY.
-        is_over: whether it has observed enough.
+        which: name of the pass: LINES, TRACE or MEMORY.
+        is_over: whether the pass has observed enough.
         notes: what could not be measured, and why.
     """
 
@@ -35,13 +35,13 @@ class Pass:
         """Called after the last step of the warm-up, in the training thread."""
 
     def step_done(self) -> None:
-        """Called after each step in the passes TRACE and MEMORY; in the pass LINES, after only some of the steps."""
+        """Called after each step in the passes TRACE and MEMORY, and after only some of the steps in the pass LINES."""
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called if the program evaluated its model since the last step: the time since that step does not count.
+        """Called if the program has evaluated its model since the last step. The time since that step then does not count.
 
-        If epochs are short, it is called as the next epoch begins; otherwise at the end of the step that contains the
-        evaluation, before `step_done`.
+        If epochs are short, the call comes as the next epoch begins. Otherwise it comes at the end of the step that contains
+        the evaluation, before `step_done`.
 
         Args:
             samples: training samples since the last step.
@@ -52,7 +52,7 @@ class Pass:
         """Stops observing and returns the document; None if there is nothing to report."""
 
     def tried(self, note: str, measure: Callable[[], Dict[str, float]]) -> Dict[str, float]:
-        """Returns what `measure` returns; if that fails, for lack of memory for example, adds a note and returns {}."""
+        """Returns what `measure` returns. If `measure` raises, for example for lack of memory, adds a note and returns {}."""
         try:
             return measure()
         except Exception as error:

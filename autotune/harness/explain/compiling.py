@@ -13,7 +13,7 @@ MAX_REASON = 500  # characters
 
 
 class Compilations:
-    """What torch.compile compiles, and the seconds that it takes from now on, except in steps that do not count."""
+    """What torch.compile has compiled, and the seconds of compiling since construction. Steps left out do not count."""
 
     def __init__(self) -> None:
         self._before = self._step_began = _metrics()
@@ -45,7 +45,7 @@ class Compilations:
 
 
 def _new(metrics: List[Any], known: List[Any]) -> List[Any]:
-    """Returns the metrics that are not among the known ones. Torch keeps only the latest 64, so a sum may become smaller."""
+    """Returns the metrics that are not in `known`. Torch keeps only the latest 64, so their sum may become smaller."""
     ids = set(map(id, known))
     return [each for each in metrics if id(each) not in ids]
 

@@ -50,7 +50,7 @@ class Line:
 
     Attributes:
         file: absolute path, or "<...>" for code without a file.
-        line, function: where; `function` is the qualified name if known.
+        line, function: number of the line, and name of its function: the qualified name if known.
         text: the stripped source line; "" if it cannot be read.
         phase: one of STEP_PHASES; "input" for worker processes.
         where: MAIN, WORKER or THREAD.
@@ -79,10 +79,11 @@ class Line:
 class Stage:
     """One stage of the input pipeline, summed over all workers (WORKER), or in the training process (MAIN).
 
-    Without workers, all stages run in the training process. With workers, it only receives batches (HANDOVER) and pins them.
+    Without workers, all stages run in the training process. With workers, the training process only receives batches
+    (HANDOVER) and pins them.
 
     Attributes:
-        name: one of READ to PIN (above), or for example "transform: ToTensor".
+        name: one of the constants READ to PIN or, for a part of a Compose, for example "transform: ToTensor".
         where: MAIN or WORKER.
         seconds: wall seconds per sample.
         cpu_s: CPU seconds per sample; None if unknown. While the stage waits, the CPU seconds of child processes and of the
@@ -134,7 +135,7 @@ class Compiled:
     Attributes:
         recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], most seconds first.
         graph_breaks: [{"file", "line", "reason", "count"}].
-        seconds: spent compiling inside the observed steps.
+        seconds: seconds of compiling in the observed steps.
         is_limit_hit: whether a function was recompiled so often that torch runs it uncompiled from now on.
     """
 
@@ -151,8 +152,8 @@ class Restarts:
     Attributes:
         count: number of starts; starting all workers of an epoch counts as one.
         start_s: seconds that the training thread spent starting them.
-        first_s: seconds that it waited for the first batch after each start.
-        end_s: seconds that it spent ending workers.
+        first_s: seconds that the training thread waited for the first batch after each start.
+        end_s: seconds that the training thread spent ending workers.
         num_remade: how many of these starts were for a DataLoader that the program had made since the last step.
         steps_per_epoch: optimizer steps of the last epoch; 0 if unknown.
     """
@@ -175,9 +176,10 @@ class Lines:
         steps, seconds: observed optimizer steps, and the wall seconds that they took.
         samples: work units of these steps, in `unit`.
         phases_s: phase of STEP_PHASES -> host seconds per step; all phases together take seconds / steps.
-        device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
+        device_phases_s: phase -> seconds per step on the GPU, timed with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
-        num_workers, batch_size: of the training loader; None if unknown. If an item is a batch, batch_size is its samples.
+        num_workers, batch_size: of the training loader; None if unknown. If each item of the data set is a whole batch,
+            batch_size is its number of samples.
         num_samples: number of samples that the line sampler took of the training thread.
         lines: lines of all phases, sorted by self_s, the largest first; at most 300 for each `where`.
         stages: of the training loader.
@@ -193,7 +195,7 @@ class Lines:
             evaluation.
         is_anomaly_mode: whether torch's anomaly detection was on in some of the steps.
         restarts: starts of new loader workers within the steps; None if there were none.
-        ranks_per_batch, unit_source: as in RankResult; they tell which ranks' samples count.
+        ranks_per_batch, unit_source: as in RankResult; they determine which ranks' samples are added up.
     """
 
     rank: int
@@ -236,10 +238,11 @@ class Traced:
         steps: number of profiled optimizer steps, not counting `left_out`; each step is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
-        peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" (on a GPU
-            older than Ampere: "float16") -> FLOPs per second of a matrix product, "bytes" -> bytes per second of a copy. {} if
-            they could not be measured.
-        left_out: indices of the ranges that are no step: the program evaluated its model in them, or ended in the last one.
+        peaks: highest rates of the device, measured after the steps in all ranks at the same time. "float32" and "bfloat16" (on
+            a GPU older than Ampere: "float16") -> FLOPs per second of a matrix product; "bytes" -> bytes per second of a copy.
+            {} if they could not be measured.
+        left_out: numbers of the `ProfilerStep#` ranges that are not in `steps`: the program evaluated its model in such a
+            range, or ended in it.
         notes: what could not be measured, for example because CUPTI was refused.
     """
 
@@ -274,10 +277,11 @@ class Memory:
             the timed products take in this type (on a GPU older than Ampere, "bfloat16" stands for float16); "casts" -> seconds
             to convert their inputs to 16 bits; "timed_frac" -> FLOPs of the timed products, divided by those of all. {} without
             such products, or if they could not be run (see `notes`).
-        products_in_16_bits: the same for products with inputs in bfloat16 or float16, whichever has more of them; the key
-            "bfloat16" stands for that type. {} without such products.
-        padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
-            positions where all samples are padded. {} without an embedding of tokens, or if sequences are packed after it.
+        products_in_16_bits: as `products`, but for products with 16-bit inputs: bfloat16 or float16, whichever is more
+            frequent. The key "bfloat16" stands for this type. {} without such products.
+        padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of that step's tokens
+            that are at positions where all samples are padded. {} without an embedding of tokens, or if the program packs the
+            sequences after the embedding.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

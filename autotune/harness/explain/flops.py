@@ -12,7 +12,7 @@ from .products import Products
 
 WRAPPERS = ("module", "_orig_mod")
 _aten = torch.ops.aten
-# Torch counts no FLOPs of the CPU's attention, whose arguments are the same as on a GPU.
+# Torch has no FLOP formulas for attention on the CPU. Its arguments are the same as on a GPU, so the GPU's formulas are used.
 ON_CPU = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
@@ -21,7 +21,7 @@ OF_TOKENS = {getattr(_aten, name): name for name in ("embedding", "_pack_padded_
 
 
 class Counting(FlopCounterMode):
-    """Records the products and the tokens as well."""
+    """A FlopCounterMode that also records products and tokens."""
 
     def __init__(self, products: Products, padding: Padding) -> None:
         super().__init__(display=False)
@@ -40,7 +40,7 @@ class Counting(FlopCounterMode):
 
 
 class StepFlops:
-    """Counts from `begin` to `end`, in the calling thread and in the backward passes that it starts.
+    """Counts FLOPs from `begin` to `end`, in the calling thread and in the backward passes that this thread starts.
 
     Attributes:
         total: FLOPs of the step.

@@ -31,15 +31,15 @@ class Again:
     """The first results of a stage, returned again one after the other once there are enough of them.
 
     Attributes:
-        stage: what makes the results; kept alive, because results are found by its identity.
-        kind: name of the type of `stage`.
+        stage: the function or data set that makes the results. It is kept alive, because its `id` identifies its results.
+        kind: what `kind_of` returns for `stage`.
         num_bytes: memory that the results take, as far as it is known.
 
     Args:
         stage: see above.
-        most, most_bytes, most_s: no more results are kept once there are this many, they take this much memory, or making them
-            took this long.
-        least: number of results that are kept in any case.
+        most, most_bytes, most_s: no more results are kept once there are `most` results, they take `most_bytes` of memory, or
+            making them took `most_s` seconds.
+        least: this many results are kept even beyond these limits.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the next kept result; after the last, the first. So if images and masks alternate, they still do."""
+        """Returns the kept results in turn, and the first again after the last. So images and masks still alternate."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
 
     def new(self) -> List[Any]:
-        """Returns the results that were made here, not taken over from another process."""
+        """Returns the results that were made in this process, not taken over from another one."""
         return self._results[self._num_before :]
 
     def taken_over(self, stage: Any) -> Again:
@@ -82,7 +82,7 @@ class Again:
         return other
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**vars(self), "stage": None}  # each worker that is not forked has its own stage
+        return {**vars(self), "stage": None}  # a worker that is not forked makes its own stage
 
 
 def kind_of(stage: Any) -> str:
@@ -121,8 +121,9 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    To a worker that is not forked, they are sent as plain bytes. As tensors, each would be moved to shared memory, which is
-    small in a container. Each would also need an open file, and a fork server passes on fewer than 256.
+    They are sent to a worker that is not forked as plain bytes. If they were sent as tensors, each tensor would be moved to
+    shared memory, which is small in a container. Each tensor would also need an open file, and a fork server passes on fewer
+    than 256 open files.
     """
 
     def __reduce__(self) -> Any:
@@ -151,7 +152,7 @@ class Left:
     def read(self) -> Known:
         """Returns the results that later workers can begin with, and removes the files."""
         for path in glob.glob(f"{glob.escape(self.prefix)}.*"):
-            with contextlib.suppress(Exception), open(path, "rb") as file:  # it may be cut short
+            with contextlib.suppress(Exception), open(path, "rb") as file:  # the file may be incomplete
                 for place, raw in pickle.load(file).items():
                     self._add(place, raw)
             with contextlib.suppress(OSError):
@@ -231,7 +232,7 @@ def copied(batch: Any) -> Any:
 
 
 def apart(result: Any) -> Any:
-    """Returns a result with copied lists and dictionaries but the same items: the program may take items out of the copies."""
+    """Returns a result with copies of its lists and dictionaries, but the same items. The program may change the copies."""
     if isinstance(result, MutableMapping):
         made = copy.copy(result)
         for key, each in result.items():

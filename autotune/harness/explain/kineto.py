@@ -21,7 +21,7 @@ def quiet(notes: List[str]) -> Iterator[None]:
 
     Also drops Python's warnings: torch 2.11 warns that its profiler forgets the events of earlier cycles.
     """
-    with contextlib.suppress(Exception):  # the program may have closed it
+    with contextlib.suppress(Exception):  # the program may have closed its stderr
         sys.stderr.flush()
     with contextlib.ExitStack() as held:
         try:

@@ -28,19 +28,19 @@ from .syncs import SyncSites
 # has seen that many or until it has lasted MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
-# A sample takes a larger share of a short step. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
-# pass still has a thousand samples.
+# A sample takes a larger share of a short step. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart on
+# average. In LENGTH_S, this still gives a thousand samples.
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the operating system does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
 TRACED = "a debugger, coverage or cProfile is active: Python calls it at each line or call, which slows Python code down"
 PROFILED = "the program's own profiler is active: it records each operator, which slows the steps down"
 EVALUATED = "{:.0f} % of the observed time are steps in which the program evaluates its model, which do not count"
-LEAST_EVALUATED_FRAC = 0.1  # there is no note on evaluations that take less of the observed time
+LEAST_EVALUATED_FRAC = 0.1  # if evaluations take a smaller share of the observed time, there is no note on them
 
 
 def pages_touched() -> int:
-    """Returns the number of this process's page faults so far, without those by which it reached its peak memory."""
+    """Returns the number of this process's page faults so far, minus the faults by which it reached its peak memory."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt - used.ru_maxrss * 1024 // resource.getpagesize()
 
@@ -74,15 +74,15 @@ class Collections:
 
 
 def samples_of(seen: List[float], num_steps: int) -> float:
-    """Returns the samples of all steps of a pass: `samples_of([32.0, 32.0], 3)` is 96.0.
+    """Returns the samples of a pass with `num_steps` steps, from the samples of its first steps: 96.0 for [32.0, 32.0] and 3.
 
-    At the end of a pass, a GPU may still be computing the last steps, so that only the samples of earlier steps are seen.
+    At the end of a pass, a GPU may still be computing the last steps. The samples of these steps are not in `seen`.
     """
     return sum(seen) * (num_steps / len(seen)) if seen else 0.0
 
 
 def of_debugging() -> List[str]:
-    """Returns notes on aids for debugging that are active in this thread."""
+    """Returns notes on debuggers and profilers that are active in this thread."""
     is_traced = sys.gettrace() is not None or sys.getprofile() is not None
     is_profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     return [TRACED] * is_traced + [PROFILED] * is_profiled
@@ -158,7 +158,7 @@ class LinesPass(Pass):
         return SHORT_INTERVAL_S if step_s is not None and step_s < SHORT_S else INTERVAL_S
 
     def _now(self) -> Tuple[int, int, float, float]:
-        """Returns counts so far: optimizer steps, steps whose samples are known, seconds waited for the loader, its batches."""
+        """Returns the optimizer steps, steps with known samples, seconds waited for the loader, and its batches, all so far."""
         training = self.context.loaders.training
         waited = (training.total_wait_s, training.total_batches) if training is not None else (0.0, 0.0)
         return (self.context.num_steps, len(self.context.window.steps["samples"]), *waited)
@@ -189,7 +189,7 @@ class LinesPass(Pass):
         self._compilations.leave_out_step()
         self._marks.leave_out_step()
         if self._device is not None:
-            self._device.note(self._marks.now)  # the rest of this phase counts again
+            self._device.note(self._marks.now)  # from now on, the current phase counts
 
     def finish(self) -> Optional[Lines]:
         """See the base class."""
@@ -250,8 +250,9 @@ class LinesPass(Pass):
     def _wait_s(self, total_s: float) -> float:
         """Returns for how many seconds the training thread waited for the training loader, whose waits so far are `total_s`.
 
-        Never more than the seconds in phase "input": if another thread fetches the batches, the loader counts the waits of that
-        thread. If another loader has become the training loader meanwhile, the waits for all loaders count.
+        The result is at most the seconds in phase "input": if another thread fetches the batches, the loader's count contains
+        the waits of that thread. If another loader became the training loader during the pass, the result is the seconds in
+        phase "input", which contain the waits for all loaders.
         """
         input_s = self._marks.seconds[INPUT]
         if self.context.loaders.training is not self._training:
@@ -275,7 +276,7 @@ class LinesPass(Pass):
         if not self._stages.knows_delays:
             self.notes.append(NO_DELAYS)
         training = self.context.loaders.training
-        if training is None or training is not self._training:  # its batches of these steps are not known
+        if training is None or training is not self._training:  # its number of batches in these steps is not known
             return self._per_sample(stages, counts), lines
         per_batch = (
             counts["samples"] / counts["fetches"] if counts["fetches"] else float(training.rows or training.batch_size or 1)
@@ -293,7 +294,7 @@ class LinesPass(Pass):
             counts: the loader's fetches, and the items in them, as in `Stages.counts`.
         """
         training = self.context.loaders.training
-        is_batch = counts["samples"] == counts["fetches"] > 0  # a batch sampler without a batch size asks for more items
+        is_batch = counts["samples"] == counts["fetches"] > 0  # a fetch gets one item; with a batch sampler, it gets several
         if training is None or not is_batch or not (training.rows or training.batch_size is None):
             return stages
         by = training.rows or training.total_samples / max(1.0, training.total_batches) or 1.0  # samples of an item

@@ -47,7 +47,7 @@ class MemoryPass(Pass):
         self._flops: Optional[StepFlops] = None
         self._flops_samples = 0.0
         self._is_left_out = False  # whether the program evaluated its model since the last step
-        self._num_left_out = 0  # such steps among those whose FLOPs were to be counted
+        self._num_left_out = 0  # steps whose FLOPs were counted in vain, because they contained an evaluation
         self._index: Optional[int] = None  # of the GPU whose memory is reported; None on the CPU
 
     def begin(self) -> None:
@@ -180,7 +180,7 @@ class MemoryPass(Pass):
     def _document(self, saved: Activations) -> Memory:
         context, seen, summary = self.context, self._allocations, self.context.memory.summary()
         is_on_gpu = context.device == "cuda"
-        is_received = bool(context.loaders.num_workers()) and not is_on_gpu  # in shared memory, which no allocator sees
+        is_received = bool(context.loaders.num_workers()) and not is_on_gpu  # in shared memory, unseen by the allocator
         inputs = self._input_bytes if not is_on_gpu else saved.input_bytes
         base = 0 if is_on_gpu else self._weights.num_bytes + self._state.num_bytes + (inputs if is_received else 0)
         parts = (self._weights.num_bytes, saved.gradient_bytes, self._state.num_bytes, saved.saved_bytes, inputs)
@@ -221,7 +221,7 @@ class MemoryPass(Pass):
     def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:
         flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}
         rows: Dict[str, Dict[str, Any]] = {}
-        for module, name in _named(self._roots):  # a module comes after its wrapper, which has the same name here
+        for module, name in _named(self._roots):  # a wrapper and its module have the same name; the module comes later
             held = members.held(module).get("_parameters", {}).values()
             own = [each for each in held if each is not None and self._is_here(each)]
             known = rows.get(name, {"parameters": 0})["parameters"]

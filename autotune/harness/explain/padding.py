@@ -1,6 +1,7 @@
 """Counts how much of a step's tokens is padding, from the indices with which the model looks up its embeddings.
 
-Padding repeats one token up to the end of a sample, or from its beginning. A sample of one repeated token does not count.
+Padding is one token, repeated at the end or at the beginning of a sample. A sample that is only one repeated token does not
+count as padding.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ MIN_LENGTH = 16  # in shorter samples, a token may be repeated by chance
 
 
 class Padding:
-    """The tokens of one step: 2-D indices into the model's largest table. Smaller tables are of positions or segments."""
+    """The tokens of one step: the 2-D indices into the model's largest embedding table.
+
+    Smaller tables are ignored, because they hold positions or segments.
+    """
 
     def __init__(self) -> None:
         self._num_rows = 0  # of the largest table

@@ -15,7 +15,7 @@ from .base import Pass
 from .documents import LINES, MEMORY, PASSES, document_file
 
 BEGIN_FILE = "explain.json"  # {"step": n}: rank 0 tells the other ranks after which step all begin the pass
-WARMUP_MAX_S = 20.0  # from the first step on; after this the pass begins even if the steps are not steady
+WARMUP_MAX_S = 20.0  # this long after the first step, the pass begins even if the steps are not steady
 NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first step: the pass began anyway"
 CUT_SHORT = "the program ended by itself in the middle of the pass"
 
@@ -24,7 +24,7 @@ class Explained:
     """The pass of this trial, from the first step to its document."""
 
     def __init__(self, context: TrialContext) -> None:
-        if not faulthandler.is_enabled():  # the trial without a pass did not crash; if this one does, its log shows where
+        if not faulthandler.is_enabled():  # if the pass makes the program crash, the log then shows where
             faulthandler.enable(file=2)
         self._context = context
         self._pass = _made(context)
@@ -87,7 +87,7 @@ class Explained:
         if not self._has_begun or self._is_written:
             return
         self._is_written = True
-        if not self._pass.is_over and not self._context.last_step.is_announced:  # else rank 0 has observed enough
+        if not self._pass.is_over and not self._context.last_step.is_announced:  # once announced, rank 0 has observed enough
             self._pass.notes.append(CUT_SHORT)
         document = self._pass.finish()
         if document is not None:

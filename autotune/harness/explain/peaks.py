@@ -31,7 +31,7 @@ def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
 
 
 def narrow_type(device: str, index: Optional[int] = None) -> str:
-    """Returns the 16-bit type that a device multiplies fast, if any. GPUs older than Ampere only emulate bfloat16."""
+    """Returns the 16-bit type to measure on a device: float16 on GPUs older than Ampere, which only emulate bfloat16."""
     is_old = device == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(index) < AMPERE
     return "float16" if is_old else "bfloat16"
 

@@ -17,8 +17,8 @@ from ..knobs.step import with_closure
 from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
-LEFT_OUT = "left out"  # the phase of events in a step that does not count
-MAX_EVENTS = 4_000  # at this number of CUDA events, the older half is read; the device has passed these long ago
+LEFT_OUT = "left out"  # replaces the phase of events in a step that does not count
+MAX_EVENTS = 4_000  # at this number of CUDA events, the older half is read: the device has passed these events long ago
 # Losses are mostly computed outside the module that trains. Calls of these functions also count as forward if the program calls
 # them as attributes of `nn.functional` (`F.mse_loss(...)`), but not if it has imported `mse_loss` itself.
 LOSSES = (
@@ -91,7 +91,7 @@ class Marks:
         self._since_cpu_s = cpu_s
 
     def leave_out_step(self) -> None:
-        """Subtracts the time that was added since the previous step ended."""
+        """Subtracts from `seconds` and `busy_cpu_s` what was added since the previous step ended."""
         self.seconds, self.busy_cpu_s, num_steps = self._step_began
         self.num_left_out += self._context.num_steps - num_steps
         self._since_s, self._since_cpu_s = time.perf_counter(), time.thread_time()
@@ -168,7 +168,7 @@ class Marks:
         return with_closure(args, kwargs, self._outside)
 
     def _outside(self, closure: Any) -> Any:
-        """Returns a closure that does not count as the optimizer's work: some libraries compute a whole step in it."""
+        """Returns a closure, wrapped to count as OTHER and not as OPTIMIZER: some libraries compute a whole step in it."""
 
         def called() -> Any:
             before = self.enter(OTHER)

@@ -15,8 +15,8 @@ import torch
 from .documents import CASTS, NARROW, TIMED_FRAC, WIDE
 from .peaks import least_s, narrow_type, untouched
 
-# Operators of ATen. Attention is timed only on a CPU. Without AMX, its backward pass is three times as slow there in 16 bits
-# (torch 2.14), which can cost more than all other products gain.
+# Operators of ATen. Attention is timed only on a CPU: on a CPU without AMX, its backward pass takes three times as long in 16
+# bits as in 32 (torch 2.14). That can cost more than 16 bits gain in all other products.
 ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
 NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", *ATTENTION)
 IN_16_BITS = (NARROW, "float16")
@@ -35,7 +35,7 @@ class Described(NamedTuple):
 class Products:
     """The matrix products, convolutions and attention calls of one step whose input tensors are all of one type.
 
-    The types that count are float32 and, where a program computes in 16 bits itself, bfloat16 and float16.
+    This type is float32 or, where the program itself computes in 16 bits, bfloat16 or float16.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Products:
 
 
 def _kept(operator: Any) -> Optional[int]:
-    """Returns the position of the argument that stays in 32 bits; None if there is none."""
+    """Returns the position of an operator's argument that stays in 32 bits; None if all its tensors are converted."""
     return LOGSUMEXP if str(operator).endswith(ATTENTION[1]) else None
 
 

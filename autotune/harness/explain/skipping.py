@@ -26,8 +26,8 @@ from .kept_results import KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
 from .sources import OWN, Sources, name_of
 from .stages import Stages
 
-# Limits for the results of collating. Batches of sequences differ in length, which decides how long a step takes, so more than
-# two batches are kept if possible. But batches can be large, and none is skipped until enough of them are kept.
+# Limits for the results of collating. Batches of sequences differ in length, and so in the duration of their steps. Therefore,
+# more than two batches are kept if possible. But batches can be large, and collating is skipped only once enough are kept.
 BATCHES: Dict[str, Any] = {"most": 16, "least": 2, "most_bytes": 32 << 20, "most_s": 0.5}
 KEPT_CALLS = 4  # results of a program's function that are kept for each place that calls it
 # A program may make new data sets and transforms each epoch. Beyond these limits, a process drops the oldest results.
@@ -83,7 +83,7 @@ class SkippedStages(Stages):
         self._again: Dict[Hashable, Again] = {}
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
-        self._begun_of: Dict[Place, int] = {}  # place without its last item -> number of stages so far that begin so
+        self._begun_of: Dict[Place, int] = {}  # place without its last item -> number of stages so far at such places
         self._before: Dict[Place, Again] = {}  # results that earlier workers have saved
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
@@ -92,7 +92,7 @@ class SkippedStages(Stages):
             return function(*args, **kwargs)
         if name == COLLATE:
             num = len(args[0]) if isinstance(args[0], (list, tuple)) else 0  # number of samples; 0 without batching
-            dataset = self._dataset()  # many loaders share torch's default_collate
+            dataset = self._dataset()  # distinguishes loaders that share torch's default_collate
             again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), BATCHES)
             if again.is_full:
                 return copied(again.next())
@@ -144,14 +144,14 @@ class SkippedStages(Stages):
         self._is_timing = True  # in this class, it means that stages are skipped, which is done in every batch
         batch = fetch(fetcher, index)
         if self.num_fetches == 1:
-            self._patch_libraries()  # those that the first batch has imported
+            self._patch_libraries()  # the first batch may have imported some
         return batch
 
     def _begin_with(self, fetcher: Any) -> None:
         super()._begin_with(fetcher)
         if ITEM not in self._names or not self.is_training():
             return
-        if isinstance(fetcher.dataset, Items):  # already replaced: two loaders alternate
+        if isinstance(fetcher.dataset, Items):  # already replaced, because two loaders alternate
             return
         if hasattr(fetcher, "dataset_iter"):
             raise RuntimeError("autotune: samples of a stream cannot be skipped")
@@ -183,7 +183,7 @@ class SkippedStages(Stages):
             before: results that earlier workers have saved.
         """
         self._thread = threading.get_ident()
-        self._patch_libraries()  # those that the program has imported since
+        self._patch_libraries()  # the program may have imported some since the last call
         self.num_fetches = 0  # the first batch of this process may import more
         self.is_training, self._before, self.by_place, self._begun_of = is_training, before, {}, {}
 
@@ -192,7 +192,7 @@ def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
     """Skips functions of the program from now on; called once the program trains, when all its modules are imported.
 
     Args:
-        names: "function: FILE: NAME" of each; other names are ignored.
+        names: the functions, as "function: FILE: NAME"; names of another form are ignored.
         is_needed: whether each function must exist in this process. It may be false because, for example, only rank 0 imports
             the code that logs.
 
@@ -359,7 +359,7 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
         names: as in `SkippedStages`.
         folder: the trial's folder.
         number: number of the loader.
-        is_training: whether this loader trains.
+        is_training: whether this loader feeds the training.
     """
     if number not in _left:
         place = os.path.join(folder, SCRATCH)

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 OWN, LIBRARY, HARNESS = "own", "library", "harness"
 GENERATED = os.sep + "torchinductor_"  # in the path of code that torch.compile writes, unless TORCHINDUCTOR_CACHE_DIR is set
-_ENTRY_POINT = re.compile(r"from (\w+)[\w.]* import ")  # how the script of an entry point gets the function that it calls
+_ENTRY_POINT = re.compile(r"from (\w+)[\w.]* import ")  # imports the function that the script of an entry point calls
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -66,9 +66,10 @@ def _library_folders() -> Tuple[str, ...]:
 
 
 def _main_folder(libraries: Tuple[str, ...]) -> str:
-    """Returns the main module's folder if it is in an installed package: its files are then the program's own. Otherwise "".
+    """Returns the main module's folder if it is in an installed package, else "". Its files count as the program's own.
 
-    If the main module is the script of an entry point, which pip writes, returns the folder of the package that it calls.
+    pip writes a script for each entry point. If the main module is such a script, returns the folder of the package that the
+    script imports.
     """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:

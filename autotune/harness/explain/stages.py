@@ -1,7 +1,7 @@
 """Times the stages in which a loader makes batches: reading, decoding, each transform, the rest of an item, collating.
 
 Stages are timed in the loader's worker processes or, without workers, in the training process. A stage's seconds do not
-include those of the stages inside it.
+include the seconds of other stages that run within it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FUNCTIONS = (
     ("soundfile", "read", DECODE),
 )
 COMPOSES = ("torchvision.transforms.transforms", "torchvision.transforms.v2._container")
-MAX_DATASETS = 8  # levels of data sets inside data sets that are searched for the program's own code
+MAX_DATASETS = 8  # data sets may wrap data sets: at most this many levels are searched for the program's own code
 
 Place = Tuple[str, int, str]  # file, line, function; ("", 0, "") if the code is not the program's own
 NOWHERE: Place = ("", 0, "")
@@ -70,13 +70,13 @@ class Stages:
         self._one_in = 1
         self.totals: Dict[str, List[float]] = {}
         self.places: Dict[str, Place] = {}
-        self._open: List[List[float]] = []  # for each open stage, the times of the stages inside it
+        self._open: List[List[float]] = []  # for each stage that is running, the times of the stages inside it
         self._patches: List[Patch] = []
         self._collating: List[Tuple[Any, Any]] = []  # the current fetcher and its original collate_fn
-        self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
+        self._done: Set[Tuple[int, str]] = set()  # what is patched: id of the owner, name of its attribute
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
-        """Calls a function as a stage. `where`, for subclasses: (position in a Compose, length of the Compose)."""
+        """Calls a function and times it as a stage. Only subclasses use `where`: (position in a Compose, its length)."""
         if not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         begin = self._now()
@@ -90,7 +90,7 @@ class Stages:
                 self._open[-1] = [outer + own for outer, own in zip(self._open[-1], spent)]  # noqa: B905
 
     def _now(self) -> Tuple[float, float, float, float]:
-        """Returns wall seconds, CPU seconds, seconds waited for a core (all of the same moment), and CPU seconds of others."""
+        """Returns wall seconds, CPU seconds, seconds waited for a core (all read at once), and CPU seconds of others."""
         delay_s, (now_s, cpu_s) = read_together(self._delay_s, _clocks)
         return now_s, cpu_s, delay_s, self._others_s()
 
@@ -126,11 +126,11 @@ class Stages:
         self.num_timed += num
         self._one_in = 1 if time.perf_counter() - begin_s >= CHEAP_S * num else ONE_IN
         if self.num_fetches == 1:
-            self._patch_libraries()  # those that the first batch has imported
+            self._patch_libraries()  # the first batch may have imported some
         return batch
 
     def _begin_with(self, fetcher: Any) -> None:
-        """Wraps the collate function of a new fetcher and notes whose code makes its items."""
+        """Wraps the collate function of a new fetcher, and notes which code of the program collates and makes its items."""
         self._restore_collate()
         self._collating.append((fetcher, fetcher.collate_fn))
         self.places[COLLATE] = self._place(fetcher.collate_fn, ("__call__",))
@@ -161,7 +161,7 @@ class Stages:
             several = getattr(dataset, "datasets", ())
             several = several.values() if isinstance(several, dict) else several if isinstance(several, (list, tuple)) else ()
             inner = getattr(dataset, "dataset", None)
-            dataset = next(iter(several), None) if inner is None else inner  # a tensor or an array has no truth value
+            dataset = next(iter(several), None) if inner is None else inner  # `inner` may be an array, without a truth value
         return NOWHERE
 
     def install(self) -> None:
@@ -222,7 +222,7 @@ class Stages:
         def composed(compose: Any, *inputs: Any, **named: Any) -> Any:
             if not self._is_timing or threading.get_ident() != self._thread:
                 return call(compose, *inputs, **named)
-            inputs = (*inputs, *named.values())  # torchvision's only name is that of the one input
+            inputs = (*inputs, *named.values())  # torchvision allows one input by name, if it is the only input
             transforms, are_several, outputs = compose.transforms, len(inputs) > 1, inputs[0]
             for position, transform in enumerate(transforms):
                 name = self._name(transform)
@@ -278,7 +278,7 @@ def _of_children() -> float:
 def _of_children_and_threads() -> float:
     """Returns the CPU seconds of child processes and of all other threads.
 
-    In the training process, threads of torch keep cores busy while they wait for work, so this would show too much there.
+    Not used in the training process: torch's threads there keep cores busy while they wait for work, which would be included.
     """
     return _of_children() + time.process_time() - time.thread_time()
 
@@ -296,7 +296,7 @@ def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, k
     for name, (wall_s, cpu_s, delay_s, others_s, calls) in counts["totals"].items():
         samples = max(1, counts["samples"] if name in (HANDOVER, PIN) else counts["timed"])
         waited_s, others_s = max(0.0, wall_s - cpu_s - delay_s), max(0.0, others_s)
-        cpu_s += min(waited_s, others_s)  # it waits for work that is done elsewhere: for threads or processes that compute
+        cpu_s += min(waited_s, others_s)  # for this long, the stage waits for threads or processes that compute
         blocked_s = max(0.0, waited_s - others_s) / samples if knows_delays and name not in (HANDOVER, PIN) else None
         file, line, function = places.get(name, NOWHERE)
         found.append(Stage(name, where, wall_s / samples, cpu_s / samples, blocked_s, int(calls), file, line, function))

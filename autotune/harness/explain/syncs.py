@@ -89,7 +89,7 @@ class SyncSites:
         self._num_noted += 1
         if self._num_noted <= ALL_NOTED:
             return 1
-        self._skip = self._draw(2 * ONE_IN - 1)  # ONE_IN - 1 on average, but never in step with a loop
+        self._skip = self._draw(2 * ONE_IN - 1)  # ONE_IN - 1 on average; random, because the calls may follow a pattern
         return ONE_IN
 
     def _timed(self, kind: str, function: Any, args: Any, kwargs: Any, *, weight: int = 1) -> Any:

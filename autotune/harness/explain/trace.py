@@ -44,7 +44,7 @@ class TracePass(Pass):
         self._begun_s = self._step_begun_s = self._seconds = 0.0
         self._left_out: List[int] = []  # numbers of steps with an evaluation, and how long they took
         self._left_out_s = 0.0
-        self._is_left_out = False  # whether the current step is the last of these
+        self._is_left_out = False  # whether the current step is left out; its number is then the last in `_left_out`
 
     def begin(self) -> None:
         """See the base class."""
@@ -68,7 +68,7 @@ class TracePass(Pass):
     def leave_out(self, samples: float, wait_s: float) -> None:
         """See the base class."""
         is_traced = self._profiler is not None and self._marks.between_steps is None and not self.is_over
-        if is_traced and not self._is_left_out and 2 * len(self._left_out) < self._num_steps + 1:  # at least half are kept
+        if is_traced and not self._is_left_out and 2 * len(self._left_out) < self._num_steps + 1:  # at least half count
             self._left_out.append(int(self._profiler.step_num))
             self._is_left_out = True
 

@@ -19,7 +19,7 @@ from .sources import Sources
 from .stages import Stages, stages_of, together
 
 INTERVAL_S = 0.004  # between samples
-WRITE_S, WRITE_COST = 0.25, 100.0  # minimum time between two writes: in seconds, and in multiples of what a write takes
+WRITE_S, WRITE_COST = 0.25, 100.0  # minimum time between two writes: in seconds, and in multiples of the time of a write
 IDS = ("file", "line", "function", "where", "is_own", "phase")  # these identify a line
 
 
@@ -39,7 +39,7 @@ class ObservedWorker:
         self._sampler.start()
 
     def _write_at_end(self) -> None:
-        if not self._has_written:  # a worker of a short epoch; reading source lines now would make it end later
+        if not self._has_written:  # the epoch was short; lines are left out, because reading source files would delay the end
             self._write([])
 
     def _write_if_due(self) -> None:

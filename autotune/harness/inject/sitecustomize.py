@@ -1,4 +1,7 @@
-"""First on a trial's PYTHONPATH: wakes the harness, then runs the next sitecustomize on the path (Debian ships one)."""
+"""Starts the harness in a trial's Python processes, then runs the next sitecustomize on the path (Debian ships one).
+
+Python runs this module at its start, because its folder comes first on a trial's PYTHONPATH.
+"""
 
 import importlib.machinery
 import importlib.util

@@ -1,7 +1,8 @@
 """Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
-The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may be bound as
-well, and ranks inherit its cores. So an environment variable contains the original cores, from which each rank chooses.
+The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may be bound to
+some cores, too, and its ranks inherit these. So an environment variable contains the cores that the job had before, and each
+rank chooses from these.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class AffinityBinder(KnobHandler):
     def workers_start(self, num_workers: int, *, may_train: bool) -> Optional[FrozenSet[int]]:
         """Returns the cores to which workers about to start must bind themselves; None if they inherit theirs.
 
-        The workers of a loader that does not train leave the cores divided as they are: persistent workers of the one that
-        trains may still be bound to theirs.
+        If their loader does not train, the division of the cores stays as it is: persistent workers of the training loader may
+        still be bound to their cores.
         """
         if not (self.is_asked and self._knobs.get(OWN_CORES) and num_workers):
             return None

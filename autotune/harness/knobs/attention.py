@@ -55,7 +55,7 @@ class AttentionKnobs(KnobHandler):
 
     @property
     def _ran(self) -> Optional[Set[str]]:
-        """Kinds of the fused kernels in the first loss's graph; None if it was not read, or a compiled module hides them."""
+        """Kinds of the fused kernels in the first loss's graph; None if unknown, for example because a module is compiled."""
         losses = self._context.losses
         return None if losses is None or self._context.modules.is_compiled() else losses.attention
 

@@ -57,7 +57,7 @@ class KnobHandler:
 
 
 def compared(found: Any, asked: Any) -> KnobReport:
-    """Returns the report of a knob whose value can be read back."""
+    """Returns the report of a knob whose value `found` was read back: applied if it equals `asked`, otherwise overridden."""
     if str(found) == str(asked):
         return KnobReport(APPLIED, "", found)
     return KnobReport(OVERRIDDEN, f"{asked!r} was requested, but the process has {found!r}", found)

@@ -35,7 +35,7 @@ def granularity_bytes() -> Optional[int]:
 
 
 def _works(library: Any, error: int) -> bool:
-    """Returns whether a call of the library succeeded. Clears its error, which torch would raise after the next kernel."""
+    """Returns whether a call of the library succeeded. If not, clears the error: torch would raise it after the next kernel."""
     if error:
         library.cudaGetLastError()
     return not error

@@ -58,7 +58,7 @@ CHANGED = (
 )
 DRAWS = (
     "the data set or the collate function draws from a random generator of its own, not from the global one of Python, NumPy "
-    "or torch: each worker would have a copy, and all copies would draw the same numbers, in each epoch again. Give the loader "
+    "or torch: each worker would get a copy, and all copies would draw the same numbers, in every epoch. Give the loader "
     "a worker_init_fn that seeds the copy of each worker"
 )
 OPEN = (
@@ -98,8 +98,8 @@ class LoaderKnobs(KnobHandler):
         Args:
             arguments: argument name -> value.
             info: the record of this loader (loader.py), in which changes of its workers are noted.
-            is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already
-                set.
+            is_chained: whether the loader is made around the batch sampler of an earlier loader, whose batch size the knob has
+                already set.
             is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be
                 changed.
         """
@@ -126,8 +126,8 @@ class LoaderKnobs(KnobHandler):
         """Makes a loader fork its workers, unless the program has chosen another way to start processes.
 
         Called for a program that uses no workers itself. Its author may never have noticed that workers cannot start in the
-        default way, which from Python 3.14 on is not fork. The default counts as not chosen even where it is set: Python sets
-        it as soon as a library makes a lock or a queue, as tqdm does.
+        default way, which from Python 3.14 on is not fork. If the default is set, that does not count as chosen: Python sets it
+        as soon as a library makes a lock or a queue, as tqdm does.
         """
         default = multiprocessing.get_all_start_methods()[0]
         is_chosen = arguments.get("multiprocessing_context") or start_method(None) != default
@@ -154,7 +154,7 @@ class LoaderKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
-        is_asked = self._context.spec.target is None  # only in the baseline, because this pickles the objects sent to workers
+        is_asked = self._context.spec.target is None  # only in the baseline: `problem` pickles the objects sent to workers
         why = startable.problem(training.parts()) if training and is_asked else ""
         return {**applicability(training), **({CONTEXT: why} if why else {})}
 

@@ -34,9 +34,10 @@ class MemoryKnobs(KnobHandler):
         self._host_allocator = "glibc"
 
     def on_torch(self) -> None:
-        """Lets the C library keep freed memory.
+        """Makes the C library keep freed memory, if the trial asks for it.
 
-        Variables alone are not enough: a warm trial was started without them, and GLIBC_TUNABLES takes precedence over them.
+        The environment variables `KEEPING` alone are not enough: the process of a warm trial was started without them, and
+        GLIBC_TUNABLES takes precedence over them.
         """
         self._host_allocator = host_allocator()
         if self.asked.get(MALLOC) == KEEP and self._host_allocator in ("glibc", KEEP):

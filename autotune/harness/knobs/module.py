@@ -31,7 +31,7 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
-# Of these, `observe` must look at the module before it is wrapped: the wrapper also has what the trial has set.
+# `observe` must read these values before the module is wrapped: in the wrapper, it would also read what the trial has set.
 OF_WRAPPED = (COMPILE, FLOAT8, "is_float8", "has_linear")
 OWN_STATE = "autotune_own_state"  # attribute of an autocast: its (_enabled, fast_dtype) before the harness changed them
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -187,8 +187,8 @@ class ModuleKnobs(KnobHandler):
     def _layout_of_inputs(self, module: Any) -> Any:
         """Returns the memory format that a root's inputs get; None if the trial leaves them as they are.
 
-        A program that has put its weights into channels_last mostly does the same to its batches, and torch convolves in
-        channels_last if either has it. So both are put back.
+        A program that puts its weights into channels_last mostly does the same to its batches, and torch convolves in
+        channels_last if either of the two has this format. So if the trial puts the weights back, it puts the inputs back, too.
         """
         asked = self._knobs.get(LAYOUT)
         if not (asked or self._was_channels_last) or not _convolution_weights(module) or is_sharded(module):
@@ -220,7 +220,7 @@ class ModuleKnobs(KnobHandler):
 
     @property
     def replaces_autocast(self) -> bool:
-        """Whether the trial sets the precision, so that its format replaces that of autocast where the program enters it."""
+        """Whether the trial sets the precision. If so, its format replaces that of each autocast that the program enters."""
         return AMP in self._knobs
 
     @property
@@ -231,7 +231,7 @@ class ModuleKnobs(KnobHandler):
     def replace_autocast(self, context: Any) -> None:
         """Changes an autocast that the program will enter next: it gets the trial's format, or no effect if that is "off".
 
-        What it covers besides the modules that train, such as a frozen teacher, is thus computed in that format, too.
+        Other modules that the autocast covers, such as a frozen teacher, are thus computed in that format, too.
         """
         is_enabled, dtype = vars(context).setdefault(OWN_STATE, (context._enabled, context.fast_dtype))
         asked = self._knobs[AMP]
@@ -375,7 +375,7 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
 
 
 def _policy(module: Any) -> Optional[str]:
-    """Returns the 16-bit format in which a policy of FSDP or DistributedDataParallel lets a module compute; None if none."""
+    """Returns the 16-bit format that a policy of FSDP or DistributedDataParallel sets for a module; None without one."""
     states = [each._get_fsdp_state() for each in sharded_by(module)]
     policies = [getattr(state, "_mp_policy", None) for state in states]
     policies += [members.attribute(each, "mixed_precision") for each in members.modules(module)]
@@ -445,7 +445,7 @@ def _compile_in_place(module: Any, **options: Any) -> None:
     """Compiles a module. Unlike `torch.nn.Module.compile` before torch 2.14, also compiles modules of torch's own classes.
 
     Seen with torch 2.11: `nn.Sequential(...).compile()` makes no graph, since Dynamo skips frames of torch's own files.
-    `torch.compile(module)` puts a frame around the call, which Dynamo does not skip. This function does the same.
+    Like `torch.compile(module)`, this function puts a frame around the call that Dynamo does not skip.
     """
     jit: Any = torch.jit
     if not str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn."):
@@ -480,7 +480,7 @@ def recompile_limit_reason() -> str:
 
 
 def device_of(module: Any) -> str:
-    """Returns the type of the device on which a module's parameters are used; the GPU if some of them stay on the CPU."""
+    """Returns the type of the device on which a module computes: "cuda" if some of its parameters are on a GPU."""
     kinds = [str(members.device_of(parameter).type) for parameter in members.parameters(module)]
     return next((kind for kind in kinds if kind not in ("cpu", "meta")), kinds[0] if kinds else "cpu")
 
@@ -491,7 +491,7 @@ def _short(dtype: Any) -> str:
 
 
 def _own_format(dtype: Any) -> str:
-    """Returns the value of AMP for autocast in a format; "off" for one of 32 bits, in which autocast changes nothing."""
+    """Returns the value of AMP for an autocast in a format; "off" for a 32-bit format, with which autocast changes nothing."""
     return _short(dtype) if dtype in FORMATS.values() else "off"
 
 

@@ -59,7 +59,7 @@ class OptimizerKnobs(KnobHandler):
         foreach, fused = FLAGS[value]
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["foreach"], group["fused"] = foreach, fused
-        # The constructors do this in addition to storing the flag (torch/optim/sgd.py, adam.py).
+        # With fused=True, an optimizer's constructor sets these attributes, too (torch/optim/sgd.py, adam.py).
         knows_scales = members.attribute(optimizer, "_step_supports_amp_scaling", False) or not _has_own_step(optimizer)
         optimizer._step_supports_amp_scaling = bool(fused) and knows_scales
         optimizer._need_device_dtype_check_for_fused = bool(fused)

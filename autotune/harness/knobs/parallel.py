@@ -83,7 +83,7 @@ class ParallelKnobs(KnobHandler):
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
         if wrapper._comm_hooks:
-            return  # the program's own hook, which is reported when it is read back
+            return  # the program has its own hook, which `_verify` reports
         if not any(p.requires_grad and p.dtype == torch.float32 for p in members.parameters(wrapper)):
             self._reports[COMPRESSION] = KnobReport(NOT_APPLICABLE, "the gradients are not float32")
             return
@@ -96,8 +96,8 @@ class ParallelKnobs(KnobHandler):
         """Does what entering `no_sync` does, unless averaging is due; called before the forward pass of a module that trains.
 
         Returns:
-            The wrappers that are held back; pass them to `let_go` after the forward pass. They do not average in the backward
-            pass that follows it either.
+            The wrappers that are held back; pass them to `let_go` after the forward pass. In the backward pass that follows,
+            they do not average either.
         """
         if self.is_due is None:
             return []

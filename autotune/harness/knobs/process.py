@@ -74,7 +74,7 @@ class ProcessKnobs(KnobHandler):
         """Returns knob key -> why it changes nothing on the GPU in this program."""
         modules = self._context.modules
         reasons: Dict[str, str] = {}
-        # A compiled function that calls the roots may also call frozen modules, which are not seen then.
+        # A compiled function that calls the training roots may also call frozen modules, which the harness does not see then.
         if modules.convolutions.is_found is False and not modules.functions.call_all_roots:
             reasons[CUDNN] = NO_CONVOLUTIONS
         dtypes = {dtype for root in modules.reported for dtype in root.observed["parameter_dtypes"]}

@@ -24,7 +24,7 @@ from .transfer import TransferKnobs
 class Handlers(NamedTuple):
     """The handlers of a process, in the order in which they are called. If several report a knob, the first one counts."""
 
-    transfer: TransferKnobs  # first: its patches lie below those of LoaderWatch, and stay when those are removed
+    transfer: TransferKnobs  # first: its patches lie below LoaderWatch's patches, and stay when LoaderWatch's are removed
     loader: LoaderKnobs
     memory: MemoryKnobs
     process: ProcessKnobs

@@ -1,8 +1,8 @@
 """Verifies whether a model is trained with DDP or FSDP, and sets when sharded modules free their gathered parameters.
 
-A program that uses FSDP2 calls `torch.distributed.fsdp.fully_shard` before its first forward pass. Between the two, resharding
-can be changed by FSDP2's own `set_reshard_after_forward`. The change is verified between forward and backward: at that point, a
-module that reshards has only its shards registered as parameters, and any other module has the whole parameters.
+A program that uses FSDP2 calls `torch.distributed.fsdp.fully_shard` before its first forward pass. After that call and before
+the pass, FSDP2's `set_reshard_after_forward` can change resharding. The change is verified between forward and backward: at
+that point, a module that reshards has only its shards registered as parameters, and any other module has whole parameters.
 
 The harness does not change whether a model is sharded, because that determines the optimizer's state and the checkpoints. If
 the program has an argument for it, that argument is set on the command line and verified here.

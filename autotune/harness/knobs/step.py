@@ -36,7 +36,7 @@ def calls_closure_once(optimizer: Any) -> bool:
 
 
 def with_closure(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
-    """Returns (args, kwargs) of an optimizer's step, the optimizer first, with the closure wrapped; None without a closure."""
+    """Returns (args, kwargs) of an optimizer's step with its closure wrapped; None without one. args[0] is the optimizer."""
     if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": wrap(kwargs["closure"])}
     if len(args) > 1 and callable(args[1]):

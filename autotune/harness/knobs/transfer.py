@@ -41,7 +41,7 @@ class Moves:
         self.num_waiting = 0  # copies made ahead and not used yet
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # a pickled DataLoader does not carry it along
+        return type(None), ()  # pickled as None, because a pickled DataLoader does not need it
 
 
 class Leaf:
@@ -62,7 +62,7 @@ class Leaf:
 
 
 class SideStreams:
-    """Copies tensors while the device computes; the only part that needs CUDA."""
+    """Copies tensors while the device computes. Only this class of the module needs CUDA."""
 
     def __init__(self) -> None:
         self._streams: Dict[Any, Any] = {}
@@ -137,7 +137,7 @@ class TransferKnobs(KnobHandler):
         """Returns (number of batches yielded so far, the next batch, the exception raised instead)."""
         try:
             batch = advance(iterator)
-        except StopIteration:  # raised once the program asks for this batch; a new one, because its traceback holds no frames
+        except StopIteration:  # raised when the program requests this batch; new, because the old one's traceback holds frames
             return iterator._num_yielded, None, StopIteration()
         except Exception as error:
             return iterator._num_yielded, None, error
@@ -170,7 +170,7 @@ class TransferKnobs(KnobHandler):
         def around(is_cuda: bool, own: Any) -> Any:
             def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 leaf = leaves.get(id(tensor))
-                # A library's tensor may keep its class in `to`, but not in `cuda`, so the one cannot stand in for the other.
+                # A library's tensor may keep its class in `to`, but not in `cuda`. So `to` cannot replace its `cuda`.
                 if leaf is None or leaf.tensor() is not tensor or (is_cuda and type(tensor) is not Tensor):
                     return own(tensor, *args, **kwargs)
                 return move(leaf, own_to, *as_to(*args, **kwargs)) if is_cuda else move(leaf, own, args, kwargs)
@@ -182,7 +182,7 @@ class TransferKnobs(KnobHandler):
                 for each in (tensor, tensor._base):
                     leaf = leaves.get(id(each))
                     if leaf is not None and leaf.tensor() is each:
-                        leaf.take()  # what the program writes to the array does not change the tensor's version
+                        leaf.take()  # the copy may be outdated soon: writing to the array does not change the tensor's version
                 return own(tensor, *args, **kwargs)
 
             return numpy
