@@ -29,7 +29,7 @@ FITS_FRAC = 0.97
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
 WORKERS_GAIN = 0.03  # least expected gain, in logarithms, for which the first trials on a CPU have loader workers
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
-EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
+EXPERT, EARLIER, LATE = "expert", "earlier", "late"  # origins of proposals; see TrialRecord.origin
 
 
 @dataclass(kw_only=True)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,17 +20,18 @@ from autotune.compare.finals import Finals
 from autotune.compare.pareto import confirm_front
 from autotune.compare.tiers import TierFinals
 from autotune.compare.verify import VERIFIED, Verification
-from autotune.detected import findings, missing_processes
+from autotune.detected import missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
-from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
+from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import CUT_OFF, FULL, StudyFolder, is_study
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
+from autotune.study.failed_baseline import why_nothing_worked
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
 from autotune.study.resuming import Earlier, read_earlier
@@ -50,12 +49,9 @@ from autotune.trials.schedule import Ending
 from autotune.trials.session import OutOfTime, Session
 from autotune.trials.settings import memory_of_process_bytes, memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
-from autotune.wording import cycles_text, log_lines, unwatched_text
+from autotune.wording import cycles_text, unwatched_text
 
 ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded; importing threadpoolctl sets it
-# The time limits that the reason of a timeout may name -> their configuration keys.
-LIMITS = {"total": "study.budget.minutes", **{name: f"measure.{name}_s" for name in ("start", "compile", "step")}}
-NO_MODULE = "No module named"  # part of Python's own message
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
@@ -395,7 +391,7 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs))
+            raise NothingWorked(why_nothing_worked(record, self._folder, results, self._inputs))
         if missing := missing_processes(results[0], self._inputs.command.argv({})):
             self._listener.notice(missing)
         watched = str(record.evidence.get("node", {}).get("host") or platform.node())
@@ -491,19 +487,3 @@ def _is_larger(limit: float | None, earlier: float | None) -> bool:
 def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
     here = host_context(inputs.machine, first, is_recipe=inputs.command.is_recipe)
     return resolve(inputs.space, here, passed=inputs.command.placeholders)
-
-
-def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], inputs: StudyInputs) -> str:
-    lines = [f"baseline: the unchanged program could not be measured, got {record.outcome}: {record.reason}."]
-    lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
-    lines += log_lines(record.evidence)
-    if NO_MODULE in record.reason:
-        first = inputs.command.argv({})[0]
-        words = "Activate the environment that it needs, or name its interpreter."
-        lines.append(f"The program ran with {shutil.which(first) or first}. {words}")
-    limit = record.reason.partition(":")[0]
-    if record.outcome is Outcome.timeout and limit in LIMITS:
-        key, value = LIMITS[limit], operator.attrgetter(LIMITS[limit])(inputs.config)
-        lines.append(f"If it only needs more time than {key}={value:g} allows, raise this limit.")
-    lines.append(f"Tuning needs this measurement. The program's output is in {folder.trial_path(0)}.")
-    return "\n".join(lines)

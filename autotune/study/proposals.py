@@ -11,17 +11,15 @@ from typing import Any
 
 import optuna
 
-from autotune import stats
-from autotune.compare.ablation import part_of
-from autotune.compare.effects import estimated
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
-from autotune.records import AGAIN, THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.records import AGAIN, THROUGHPUT, Knobs, KnobValue, Outcome, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
 from autotune.study.design import levels
-from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
+from autotune.study.fewer_changes import of_lower_tiers, without_ineffective
+from autotune.study.initial import LATE, Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
 from autotune.study.sampling import inform, machine_of
 from autotune.study.search_budget import SearchBudget
@@ -39,8 +37,7 @@ MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the rem
 # The late proposals wait for the running trials, because one of them may become the best. If at most FEW_FRAC times as many
 # trials run as have finished, this is unlikely. Then the late proposals come at once, since waiting would leave slots idle.
 FEW_FRAC = 0.1
-UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
-SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
+SINGLE, SAMPLER = "single", "sampler"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
@@ -316,32 +313,15 @@ class Search:
         if self._costly:
             self._session.schedule.drain()
         best = self._incumbent  # only now, since a costly value may have become the best
-        if self._sampler_name != "grid" and (trimmed := self._trimmed()):
+        if self._sampler_name != "grid" and (trimmed := without_ineffective(self._session, best)):
             yield trimmed
-        for tier in (Tier.numerics, Tier.exact):
-            kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
-            if kept:
-                knobs = self._space.active({**self._space.reference, **kept})
-                why = f"the best so far (trial {best.number}) as far as tier {tier} allows"
-                yield Proposal(knobs=knobs, why=why, origin=LATE)
+        yield from of_lower_tiers(self._space, best)
 
     def _wait_for_the_best(self) -> None:
         """Waits until no trial runs, unless the running trials are too few to expect that one of them becomes the best."""
         schedule = self._session.schedule
         if schedule.num_running > FEW_FRAC * self._budget.num_searched:
             schedule.drain()
-
-    def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without its ineffective changes, so that the finals measure what will be exported."""
-        session, best = self._session, self._incumbent
-        lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
-        margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)
-        found = estimated(best.changed, lost, session.searched, session.earlier_noise)
-        idle = [key for key in best.changed if key in found and found[key].ratio <= 1 + margin]
-        if not idle:
-            return None
-        why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
-        return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
     def _doubtful(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
