@@ -116,7 +116,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
 def _one_blas_thread() -> contextlib.AbstractContextManager[object]:
     """Limits the linear algebra of this process to one thread.
 
-    The matrices are small, so several threads gain nothing, and would wait for each other while trials use the cores.
+    The matrices are small, so several threads would gain nothing. They would wait for each other while trials use the cores.
     """
     was_set = ALLOWS_DUPLICATES in os.environ
     from threadpoolctl import ThreadpoolController
@@ -208,7 +208,7 @@ class _Study:
         return "complete", ended_because, None
 
     def _search(self) -> str:
-        """Searches, unless an earlier run of the study did so with the same budget; returns why the search ended."""
+        """Searches, unless an earlier run with at least this budget has done so; returns why the search ended."""
         session = self._session
         if session.about.search_ended:
             session.schedule.stay_alone()
@@ -231,7 +231,7 @@ class _Study:
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
             try:
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
-            except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: there is no node, or the program has changed
+            except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: no node is available, or the program was edited
                 self._session.schedule.stop()
                 if why := str(reason).partition("\n")[0]:
                     self._listener.notice(f"Not everything was explained: {why}")
@@ -257,7 +257,7 @@ class _Study:
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
         summary = self._folder.read_summary()
-        if summary["status"] == "running":  # the study was killed: this process has locked it, so no other works on it
+        if summary["status"] == "running":  # its process was killed: otherwise, this process could not have locked the study
             summary |= {"status": "interrupted", "reason": CUT_OFF}
         record, role = explainable(wanted.trial, session.records, summary, self._folder)
         session.after_trial = lambda: self._amend(summary)
@@ -281,7 +281,7 @@ class _Study:
     def _open(self) -> None:
         if self._earlier:
             self._folder.tidy()
-            self._end_leftovers()  # before records are written, since trials with a record count as free of secrets
+            self._end_leftovers()  # removes secrets, so it comes before records: a trial with a record counts as free of them
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
             if self._earlier.first is None:
@@ -308,7 +308,7 @@ class _Study:
         seal_leftovers(self._folder.path, self._inputs.secrets)
 
     def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
-        """Checks that machine, program and space are the same as for the trials of earlier runs."""
+        """Raises BadInput if machine, program or search space differ from those of the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
@@ -331,7 +331,7 @@ class _Study:
         session.runner.goal.check_baseline(record)
         session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
-        record.knobs = space.baseline  # what the program sets by itself is known only now
+        record.knobs = space.baseline  # only now is it known what the program sets by itself
         session.recount()
         self._reuse_earlier_studies()
         self._budget.reserve(record)
@@ -432,7 +432,7 @@ class _Study:
         self._folder.tidy()  # killed processes may have left temporary files
 
     def _cause_of(self, fault: BaseException) -> BaseException:
-        """Returns FolderLost if an error came from a folder that cannot be written; else the error itself."""
+        """Returns FolderLost if the study's folder cannot be written, which explains the error; else the error itself."""
         if isinstance(fault, Exception) and not isinstance(fault, FolderLost):
             try:
                 self._folder.check()
@@ -448,7 +448,7 @@ class _Study:
             with contextlib.suppress(Exception):
                 let_go()
         self._tracker.terminate()
-        if not isinstance(fault, FolderLost) and is_study(self._folder.path):  # else it has not begun: its name is free again
+        if not isinstance(fault, FolderLost) and is_study(self._folder.path):  # else no study has begun
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             told = str(fault).partition("\n")[0] or self._session.interrupts.reason
             reason = f"internal error: {fault!r}" if is_ours else told
@@ -456,7 +456,10 @@ class _Study:
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _left_s(self, *, is_complete: bool = True) -> float | None:
-        """Returns the seconds of the budget for which a study may wait for the tracker; None without a budget."""
+        """Returns the seconds that a study may wait for the tracker: what its budget leaves, or None without a budget.
+
+        Returns 0 if the study has a budget and is not complete.
+        """
         total_s = self._budget.total_s
         return None if total_s is None else total_s - self._budget.spent_s if is_complete else 0.0
 
