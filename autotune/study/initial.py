@@ -171,7 +171,7 @@ def _with_better_workers_first(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline, as bf16 may be."""
+    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline, like emulated bf16."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _without_loader_knobs(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

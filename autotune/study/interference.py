@@ -218,7 +218,7 @@ class Interference:
         return max(best.fresh_s - (1 - CACHED_FRAC) * best.phases_s.get("compile", 0.0), 1e-9)
 
     def _left_s(self, each_s: float) -> float:
-        """Returns the seconds that the search would still take on one slot, if each trial takes `each_s`."""
+        """Returns the seconds that the search would still take on one slot if each trial takes `each_s`."""
         left_s = min(self._session.budget.search_left_s, self._num_left * each_s)
         return left_s if math.isfinite(left_s) else 1e12
 
@@ -312,7 +312,7 @@ class Interference:
         if found is None:
             return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
         ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}
-        is_cut_off = not found.is_allowed and self._session.budget.search_left_s <= 0  # a larger budget may allow parallel trials
+        is_cut_off = not found.is_allowed and self._session.budget.search_left_s <= 0  # a larger budget may allow more
         to_recall = {
             "allows": found.is_allowed,
             "trial": self._calibrated.number if self._calibrated else None,
