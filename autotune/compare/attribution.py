@@ -222,7 +222,7 @@ class Attributor:
     def _likely_effect(self, winner: TrialRecord, key: str) -> float:
         """Returns the absolute difference in the log rate that a change probably makes, before it is measured.
 
-        Knobs of the loader, except the batch size, make none if the baseline's loader is IDLE_LOADER_TIMES as fast as the
+        Knobs of the loader, except the batch size, make none if the baseline's loader is IDLE_LOADER_TIMES times as fast as the
         winner's step.
         """
         supply, demand = self._session.baseline.loader_rate, winner.device_rate
