@@ -16,7 +16,7 @@ UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective 
 
 
 def without_ineffective(session: Session, best: TrialRecord) -> Proposal | None:
-    """Returns the best so far without its ineffective changes; None if all have an effect. So the finals can measure it."""
+    """Returns the best so far without its ineffective changes; None if every change has an effect."""
     space = session.resolved
     lost = {key: part_of(space, best, [key]).also for key in best.changed}
     margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)

@@ -28,8 +28,8 @@ from autotune.study.single_changes import SingleChanges
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-# After this many known configurations in a row from the sampler, the space counts as used up. If it has at most MAX_LISTED
-# points, all of them are first searched for one that is left.
+# After the sampler has proposed this many known configurations in a row (known: no trial is needed, see settled.py), the space
+# counts as used up. If it has at most MAX_LISTED points, all of them are first searched for one that is left.
 MAX_REPEATED_PROPOSALS, MAX_LISTED = 40, 10_000
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones replace the sampler's
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
@@ -49,7 +49,7 @@ class Search:
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
     each on the best configuration so far, and then the best configuration restricted to lower tiers. Any remaining time goes to
-    cheap configurations again.
+    cheap configurations again. If RatesSampler leads the search, it proposes all of these values itself.
 
     A resumed search follows the same steps. Trials of earlier runs are passed to the sampler and count as tried. Trials that an
     earlier run could not finish come first.
@@ -168,6 +168,7 @@ class Search:
     # Order -------------------------------------------------------------------------------------------------------
 
     def _proposals(self) -> Iterator[Proposal]:
+        """Yields the proposals of the whole search, except questions about failures."""
         yield from self._fitting(self._again())
         if self._sampler_name != "grid":  # a grid visits these configurations anyway
             yield from self._fitting(earlier_seeds(self._session, self._hold, self._settled.is_known))
@@ -198,8 +199,7 @@ class Search:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
         Such a proposal comes immediately, unless the suspected value costs a compilation. In that case, it waits until the
-        sampler proposes a configuration with this value, and replaces that proposal. Both take about as long and often gain as
-        much.
+        sampler proposes this value, and replaces that proposal. Both take about as long and often gain as much.
         """
         yield from iter(self._question, None)
         for proposal in proposals:
@@ -416,10 +416,7 @@ class Search:
         return None
 
     def _missed(self) -> Proposal | None:
-        """Returns a configuration that is left although the sampler did not find it; None in a large space.
-
-        Of a logarithmic range, only the values of `design.levels` count.
-        """
+        """Returns a point of `design.levels` that the sampler did not find and that needs a trial; None in a large space."""
         listed = {key: values for key, values in levels(self._space).items() if key not in self._hold}
         if math.prod(map(len, listed.values())) > MAX_LISTED:
             return None
