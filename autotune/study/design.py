@@ -20,7 +20,7 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 # The product of all values is listed only up to this many points. Points that differ only in inactive knobs count separately.
 MAX_GRID_POINTS = 100_000
 MIN_CONFIGURATIONS = 4  # fewer leave a replay nothing to search
-NEIGHBOUR_FRAC = 2 / 3  # share of a sample that is not random: initial configurations and their neighbours
+NEIGHBOUR_FRAC = 2 / 3  # share of a sample that is not random: initial configurations and points one knob away
 MAX_DRAWS = 200  # after this many random draws in a row without a new configuration, the space counts as exhausted
 
 

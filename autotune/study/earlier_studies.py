@@ -324,7 +324,7 @@ def _needs_as_much_memory(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has at most as much memory as another one; False if unknown. `outcome` says if host or device memory."""
+    """Whether a study has at most as much memory as another one, host or device as `outcome` says; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

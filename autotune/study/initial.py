@@ -108,7 +108,7 @@ def expert_seeds(
     if not session.inputs.config.search.seeds or host_context is None:
         return
     tried = {configuration_key(record.changed) for record in session.searched if record.origin == EXPERT}
-    if is_led and len(tried) >= NUM_LED_SEEDS:  # before a resume; today's forecast might choose others
+    if is_led and len(tried) >= NUM_LED_SEEDS:  # tried before the study was resumed
         return
     seeds = space.seeds(host_context, kept=[WORKERS] if _is_loader_idle(session) else [])
     if is_led and not host_context.has_cuda:
@@ -171,7 +171,7 @@ def _with_better_workers_first(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline, like emulated bf16."""
+    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _without_loader_knobs(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

@@ -256,7 +256,7 @@ class Interference:
             alone, beside = measured if is_alone_first else measured[::-1]
             failing -= beside.keys()
             num_gone = sum(place not in session.runner.beside for place in places)
-            if num_gone:  # slots were lost for good: this pair does not count: its trials had too few neighbours
+            if num_gone:  # slots were lost for good, so this pair had too few neighbours and does not count
                 self._num -= num_gone
                 places = [place for place in places if place in session.runner.beside]
                 continue

@@ -183,7 +183,7 @@ class Search:
         if self._parity.is_possible:  # the wait for the best leaves slots idle, so it is made only if losses can be compared
             self._session.schedule.drain()
             self._compare_losses()
-        if self._is_led:  # its late proposals only remove changes from the best, so they may begin later
+        if self._is_led:  # late proposals then only remove changes from the best, so they may begin later
             yield from self._cheap(until=lambda: self._budget.is_time_for_tiers(self._incumbent))
         if self._may_go_on():
             yield from self._fitting(self._late())

@@ -33,7 +33,7 @@ ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a dr
 
 
 class Side(NamedTuple):
-    """One side of a comparison: session, knobs, name, skipped stages, whether it runs the fixed program."""
+    """One side of a comparison: session, knobs, the reason shown for its trials, skipped stages, whether it runs the fixed program."""
 
     session: Session
     knobs: Knobs
@@ -43,7 +43,7 @@ class Side(NamedTuple):
 
 
 class Remedies:
-    """Tries the findings of one trial, each with the setting that it proposes, or without the stages that cost too much.
+    """The checks of one trial's findings. A check tries the setting that a finding proposes, or skips the costly stages.
 
     Args:
         session: the study.
