@@ -1,4 +1,4 @@
-"""Proposes the best trial so far with one knob changed, as an expert does by hand. A short study has no time for random trials."""
+"""Proposes the best trial so far with one knob changed, as experts do. A short study has no time for random trials."""
 
 from __future__ import annotations
 
