@@ -25,14 +25,14 @@ Worth = Literal["faster", "same", "slower", "ambiguous", "needed", "not measured
 Basis = Literal["measured", "estimated", ""]
 MEASURED: tuple[Worth, ...] = ("faster", "same", "slower", "ambiguous")
 
-SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; with fewer rounds there is no spread
-MAX_ROUNDS = 16  # after this many rounds, intervals narrow too slowly to justify the time
+SCREENING_ROUNDS = 2  # rounds in which each change is reverted on its own; a single round shows no spread
+MAX_ROUNDS = 16  # after this many rounds, intervals shrink too slowly to justify the time
 DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
 SUSPECT_MARGINS = 2.0  # changes without a proven effect are reverted together if each gains at most this many margins
-ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
+ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out, because single measurements differ by as much
 NARROW_FRAC = 0.25  # an effect is known well enough once its interval's half-width is at most this share of its gain
 # Dropping changes may cost at most this share of the rate. The measured ratio decides, not its interval. Noise does not raise
-# the limit. It was chosen in replays of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that
+# the limit, which was chosen in replays of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that
 # gained 17 % (mlp) or 9 % (resnet18) in 11 studies, a limit of 0.02 in three. With the lower limit, more changes without effect
 # stay. In simulations at 5 % noise, 200 winners each had one change that gains 30 % and three without an effect. One of the
 # three stayed in 16 % of the studies with 0.02, and in 2 % with 0.05.
@@ -49,7 +49,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds that the ablation must leave in the budget for the reporting rounds. More important trials may leave less.
+    """Seconds that the ablation must leave in the budget for the finals' reporting rounds. More important trials leave less.
 
     Attributes:
         least_s: seconds to leave during single trials outside rounds: trials for missing estimates, and the trial of the winner
@@ -140,10 +140,10 @@ class AblationResults:
         winner: the trial whose changes are reverted one by one.
         trials: attribution trials of this winner, by number.
         estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
-        noise: spread of one measurement, from other rounds.
+        noise: spread of one measurement, from rounds other than those of `trials`.
         measured: configuration -> its scores in all trials.
         together: knobs without estimates of their own -> their joint effect, estimated from all trials.
-        assumed: spread of one measurement, used as long as rounds do not show it.
+        assumed: spread of one measurement, used until rounds show it.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class AblationResults:
                 rounds.setdefault(trial.round or 0, {})[key] = trial.score
             elif not trial.outcome.is_no_answer:
                 self._failed.setdefault(key, []).append(trial)
-        self.num_rounds = sum(len(measured) > 1 for measured in rounds.values())  # single trials compare nothing
+        self.num_rounds = sum(len(measured) > 1 for measured in rounds.values())  # a round of one trial compares nothing
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
         known = stats.pooled([found.noise, noise])
         self._ratios, self._spread = found.ratios, (known or assumed).spread
@@ -239,7 +239,7 @@ class AblationResults:
         """Returns the winner without any of the changes that seem to have no effect; None if no change can be left out.
 
         A knob that was not measured alone is judged by its estimate. If rounds show that the winner is faster than this part,
-        the reverted change with the largest effect is kept after all, and so on with the next part.
+        the reverted change with the largest effect is kept after all. This is repeated until rounds no longer show that.
 
         Args:
             without: knobs that are not considered.
@@ -268,8 +268,8 @@ class AblationResults:
         slower according to the estimates. It must keep every change with a proven effect, except changes of tier `training`
         that gain too little. Of these parts, the one with the fewest changes is returned.
 
-        Exception, since there may have been no time for more rounds: a part with even fewer changes is returned instead if it
-        was measured at least once and lacks only changes that `idle()` leaves out.
+        Exception: a part with even fewer changes is returned instead if it was measured at least once and lacks only changes
+        that `idle()` leaves out. There may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -290,7 +290,7 @@ class AblationResults:
         return found
 
     def _is_refuted(self, part: Part, ratio: stats.Ratio) -> bool:
-        """Whether a part is slower according to the estimates from all trials; False if its own rounds suffice to decide."""
+        """Whether a part is slower according to the estimates from all trials; False if the part's rounds suffice to decide."""
         if ratio.num_rounds >= DECIDED_AFTER or (ratio.ci is not None and ratio.ci[1] <= 1 + ESTIMATED_FRAC):
             return False
         known = [self.estimate(knob) for knob in part.keys if knob in self._estimates]
@@ -316,10 +316,10 @@ class AblationResults:
 
         A change is ineffective if its estimated gain is at most MARGIN_FRAC, or at most ESTIMATED_FRAC with a LIKELY_CONFIDENCE
         interval that includes a loss. The same holds for changes whose effects are only estimated together. Estimates that are
-        vague or contradict a measurement do not count. The least effective changes are dropped first, as long as their expected
-        total cost is at most ESTIMATED_FRAC. A change of tier `training`, such as another batch size, is also dropped if its
-        effect is known well enough and is unlikely to exceed the machine's spread. If trials show that the winner is far slower
-        without all these changes, fewer are dropped.
+        vague or contradict a measurement do not count. The least effective changes are dropped first, until the expected total
+        cost would exceed ESTIMATED_FRAC. A change of tier `training`, such as another batch size, is also dropped if its effect
+        is known well enough and unlikely to exceed the machine's spread. If trials show that the winner is far slower without
+        all these changes, fewer are dropped.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         gains = {frozenset([knob]): self.estimate(knob) for knob in able if self._is_too_little_for_training(knob)}
@@ -331,7 +331,7 @@ class AblationResults:
             if loss > math.log(1 + ESTIMATED_FRAC):
                 break
             gains[knobs] = small[knobs]
-        # Changes may replace each other: each can be left out alone, but not all together. Those with more effect are kept.
+        # Two changes may have the same effect: either can be left out, but not both. Then the more effective one is kept.
         put_back = sorted(gains, key=lambda knobs: gains[knobs])
         while put_back:
             part = part_of(self._space, self._winner, frozenset().union(*put_back))
@@ -359,7 +359,7 @@ class AblationResults:
         found, measured = self._estimates.get(knob), self.ratio(self.parts[knob])
         if found is None or self.worth(knob) in ("faster", "needed"):
             return False
-        # Estimates do not overrule a measured gain.
+        # An estimate does not overrule a measured gain.
         is_gain = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
         return _is_little(found) and not is_gain and not self._is_far_slower(self.parts[knob])
 
@@ -400,8 +400,8 @@ class AblationResults:
         failure, ratio = self.failure(part), self.ratio(part)
         basis: Basis = "" if failure or worth == "not measured" else "measured"
         estimate = self._estimates.get(knob)
-        # An estimate from all trials is often more precise than two rounds. The choice depends only on which interval is
-        # narrower, not on the values in it, so it favours no result.
+        # An estimate from all trials is often more precise than two rounds. The narrower interval is used, whatever values it
+        # contains, so the choice favours no result.
         is_vague = (
             worth == "ambiguous" and ratio is not None and ratio.num_rounds < FEW_ROUNDS and _width(estimate) < _width(ratio)
         )
@@ -449,7 +449,7 @@ class AblationResults:
 
 
 def judged(ratio: stats.Ratio, margin: float) -> Worth:
-    """Returns the verdict of `stats.verdict` on an effect, but "slower" for an ambiguous effect whose interval lies below 1."""
+    """Returns the verdict of `stats.verdict` on an effect, or "slower" if that is "ambiguous" and the interval lies below 1."""
     verdict = stats.verdict(ratio, margin)
     return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 
@@ -457,7 +457,7 @@ def judged(ratio: stats.Ratio, margin: float) -> Worth:
 def _is_little(estimate: stats.Ratio) -> bool:
     """Whether a change with this estimated effect can be left out.
 
-    If little is known, estimates shrink towards no effect, so a vague estimate is no reason to leave out a change.
+    False for a vague estimate: if little is known about a change, its estimate shrinks towards no effect.
     """
     likely = stats.at_confidence(estimate, LIKELY_CONFIDENCE)
     is_unlikely = estimate.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1

@@ -11,9 +11,9 @@ change with the largest effect among them is kept. Once the effect of a change i
 in further rounds. Attribution ends when everything is decided or the time is used up.
 
 If there is no time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is
-missing or vague. If there is no time for this either, only the changes that probably matter most are reverted alone, and all
-others together. Then the winner is measured once without the changes that seem ineffective. This configuration goes into the
-reporting rounds.
+missing or vague. If there is no time for all of these trials, only the changes that probably matter most are reverted alone,
+and all others together. Then the winner is measured once without the changes that seem ineffective. This configuration goes
+into the reporting rounds.
 
 The intervals hold simultaneously (see `stats.compare_rounds`), so they stay valid even though they decide which changes are
 kept.
@@ -49,10 +49,10 @@ UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds r
 UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # an effect whose interval has a larger half-width (log scale) is vague, and gets another trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
-SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
-IDLE_LOADER_TIMES = 4.0  # a loader this many times as fast as the step is not the limit, whatever its settings
+SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds measure it with and without the change
+IDLE_LOADER_TIMES = 4.0  # if the loader is this many times as fast as the step, its settings do not matter
 LITTLE_GAIN = 0.1  # a change probably matters little if its usual gain (log scale) is at most this
-PLANNED_ROUNDS = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
+PLANNED_ROUNDS = 4  # measurements are so short that this many rounds fit, each with the winner and all its ablations
 
 
 @dataclass(kw_only=True)
@@ -93,7 +93,7 @@ class Attribution:
 
 
 class Attributor:
-    """Finds the effects of a winner's changes. Rounds of earlier runs of the study count if they had the same winner.
+    """The ablation of a study. Rounds of earlier runs of the study count if they had the same winner.
 
     Attributes:
         found: the latest result; None before the first.
@@ -121,7 +121,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
+        if skipped and unknown:  # one trial for each change of unknown effect says more than two trials for some of them
             evidence = self._revert_once(winner, unknown, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
             skipped = [knob for knob in winner.changed if knob not in knobs]
@@ -131,7 +131,7 @@ class Attributor:
             self._without_idle(winner, kept.least_s)
         rules, is_announced = self._rules(knobs, kept.rounds_s), False
         while wanted := evidence.wanted(knobs):
-            num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
+            num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round shows no spread
             configurations = self._first_that_fit([winner.knobs, *(part.knobs for part in wanted)], kept.rounds_s, num_more)
             is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
@@ -152,8 +152,8 @@ class Attributor:
     def _refine(self, winner: TrialRecord, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns False if no effect is vague or there is no time.
 
-        An effect is the difference between the winner with and without a change. The trial measures whichever of these two
-        configurations was measured less often.
+        An effect compares the winner with and without a change. The trial measures the one of these two configurations that was
+        measured less often.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]
@@ -184,8 +184,8 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, kept_s: float) -> None:
         """Measures the winner once without its ineffective changes; if that is far slower, leaves out fewer of them.
 
-        Does nothing if every change has an effect, or if there is no time. Also does nothing if this trial is not needed: the
-        configuration that would be exported now has no more changes than the winner without its ineffective ones.
+        Does nothing if every change has an effect, or if there is no time. Also does nothing if the configuration that would be
+        exported now has no more changes than the one to measure.
         """
         for _ in winner.changed:
             evidence = self._evidence(winner)
@@ -199,7 +199,7 @@ class Attributor:
         """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
 
         Changes that probably matter most come first, each alone. The last trial that fits reverts all remaining changes that
-        probably matter little. If that would take too long, it reverts only those of them that need no compilation.
+        probably matter little. If compiling again would take too long, only changes that need no compilation are reverted.
         """
         session, rules = self._session, self._rules(knobs, kept_s)
         left, is_announced = sorted(knobs, key=lambda knob: -self._likely_effect(winner, knob)), False
@@ -221,9 +221,10 @@ class Attributor:
         return self._evidence(winner)
 
     def _likely_effect(self, winner: TrialRecord, key: str) -> float:
-        """Returns how much a change probably matters, before it is measured: an absolute difference in the log rate.
+        """Returns the absolute difference in the log rate that a change probably makes, before it is measured.
 
-        Knobs of the loader do not matter if the baseline's loader could serve the winner's step many times over.
+        Knobs of the loader, except the batch size, make none if the baseline's loader is IDLE_LOADER_TIMES times as fast as the
+        winner's step.
         """
         supply, demand = self._session.baseline.loader_rate, winner.device_rate
         usual = abs(knob_of(key).usual_gain)
@@ -248,8 +249,8 @@ class Attributor:
     ) -> None:
         """Measures configurations next to each other, once each, and updates `found`.
 
-        Each has all or some of the winner's changes. A configuration that is measured alone gets a round number of its own,
-        because trials with the same round number count as measured side by side.
+        Each has all or some of the winner's changes. The trials get a new round number, because trials with the same round
+        number count as measured next to each other.
         """
         number = last_round(self._session.records, Kind.attribution) + 1
         for knobs in configurations:
@@ -266,7 +267,7 @@ class Attributor:
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
     def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation. Without a budget, it may take UNTIMED_FRAC times as long as the search."""
+        """Returns the seconds left for ablation: without a budget, UNTIMED_FRAC times the search's, minus those it has used."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s
@@ -296,7 +297,7 @@ class Attributor:
         for one in [*others, *trials]:
             if one.score and one.outcome.may_win:
                 measured.setdefault(configuration_key(one.changed), []).append(one.score)
-        # A trial that fails parity is ruled out afterwards, which changes no number of trials.
+        # Loss parity may rule out a trial afterwards. This changes the last number of the key, but not the number of trials.
         key = (winner.number, len(session.records), len(trials), sum(one.outcome.has_value for one in [*others, *trials]))
         if key not in self._estimates:
             records, spread = [*others, *trials], noise or assumed

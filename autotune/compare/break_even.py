@@ -12,8 +12,8 @@ from autotune.knobs.step import ACCUMULATION, own_accumulation
 from autotune.records import ENERGY, TIME, Kind, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, ColdCompiles, fixed_s
 
-# A start counts as slower if it takes at least MIN_DEARER_S and at least MIN_DEARER_FRAC longer: starts of one program vary by
-# two seconds, and long starts by more.
+# A start counts as slower if it takes at least MIN_DEARER_S and at least MIN_DEARER_FRAC longer. Starts of one program vary by
+# two seconds, and long starts vary by more.
 MIN_DEARER_S = 2.0
 MIN_DEARER_FRAC = 0.2  # share of the baseline's start
 
@@ -41,7 +41,7 @@ def break_even(
         samples: N.
         steps: N in steps of the configuration; None if unknown.
         seconds: T(N).
-        dearer_s: how much longer the start takes.
+        dearer_s: how many seconds longer the start takes.
         compile_s: compile time without a cache, as measured in the search.
     """
     first = own[0]
@@ -83,15 +83,15 @@ def search_cost(
         seconds: wall time of the study, including the finals.
         speedup: `speedup` of the summary; None if nothing was compared with the baseline.
         is_kept: whether the baseline is kept.
-        dearer_s: how much longer the best's start takes; ignored if the objective is time_for_samples, because its
-            ratio contains the start.
+        dearer_s: how many seconds longer the best configuration takes to start; ignored if the objective is
+            time_for_samples, because the ratio then contains the start.
         objective: the study's objective or objectives.
 
     Returns:
         A dict.
         seconds: as given.
         trials: number of search trials.
-        repaid_after_s: T; None if unknown or never.
+        repaid_after_s: the smallest T that pays off; None if unknown or if none does.
         ci: T at the upper and the lower end of the ratio's interval; None for an end at which the study is never repaid.
         why_not: why there is no T, as "never: ..." or "not known: ..."; "" if there is a T.
     """
@@ -127,7 +127,7 @@ def search_cost(
 
 
 def _step_samples(record: TrialRecord, times: int) -> float:
-    """Returns the samples that all ranks use in a step; 0 if unknown. The program itself accumulates `times` batches."""
+    """Returns the samples that all ranks use in a step; 0 if unknown. The program accumulates `times` batches by itself."""
     batch = record.knobs.get(BATCH_SIZE.key)
     if record.unit != "samples" or not isinstance(batch, int):
         return 0.0

@@ -1,6 +1,6 @@
 """Rules of the finals, as pure functions of the trials: which trials are finalists, which one is chosen, and the verdict.
 
-A resumed study therefore decides from its stored trials exactly as an uninterrupted one would.
+So a resumed study decides from its stored trials exactly as an uninterrupted study would.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autotune.trials.configurations import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# Replaces CONTENDER_FRAC for a configuration if another one with only some of its changes was as fast. In replays, a limit of
-# 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
+# Replaces CONTENDER_FRAC for a configuration if a configuration with only some of its changes was as fast. In replays, a limit
+# of 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
-DEAR_FACTOR = 5.0  # compared with another trial, a trial counts as compiling if its compile phase takes this many times as long
+DEAR_FACTOR = 5.0  # a trial counts as compiling, unlike another trial, if its compile phase takes this many times as long
 DEAR_GAIN_FRAC = 0.03  # minimum gain in the search that justifies a compilation in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # an unproven finalist is exported only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval: three standard deviations of the difference between two runs with
@@ -76,7 +76,7 @@ class Decision:
         the margin and an interval of LIKELY_CONFIDENCE excludes a loss, or if a single round shows a large gain. The reported
         verdict is still "ambiguous". Otherwise the baseline is kept, because it needs no changes.
 
-        Of finalists that are in truth as fast as the baseline, at most one in ten is exported, which does little harm.
+        Of finalists that are in truth only as fast as the baseline, at most one in ten is exported. This does little harm.
         Requiring a 95 % interval would do more harm: it rejects real gains on noisy machines and with small budgets.
         """
         if self.finalist is None or self.ratio is None or self.verdict == "same":
@@ -111,9 +111,9 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     # A baseline that violates a constraint sets no lower limit.
     least = 0.0 if baseline.outcome is Outcome.infeasible else MIN_GAIN_FRAC * (baseline.score or 0.0)
     floor = max(CONTENDER_FRAC * (first.score or 0.0), least) if first else 0.0
-    # A configuration with only some of another's changes may have been as fast. Then the smaller configuration goes
-    # first. One measurement of each is no proof, so the larger configuration follows if there is room. If only the larger
-    # one compiles, it must have shown a gain.
+    # If a configuration with only some of another's changes was as fast, the configuration with fewer changes goes first. One
+    # measurement of each is no proof, so the one with more changes follows if there is room. If only the one with more changes
+    # compiles, it must have shown a gain.
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     entrants = (record for place, record in down_to(floor) if is_worthy(place))
     wholes = (
@@ -183,7 +183,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials of the finals that still count: when they ran, the finalists were the same as now."""
+    """Returns the trials of the finals that still count, because the finalists were the same when they ran as now."""
     searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
     now = {record.number for record in finalists(searched)}
 
@@ -222,7 +222,7 @@ def was_first(rounds: Sequence[Mapping[int, TrialRecord]], number: int) -> bool:
 
 
 def is_lost(record: TrialRecord) -> bool:
-    """Whether a trial of the finals counts against its configuration: it failed, or it violates a constraint."""
+    """Whether a trial of the finals failed or violates a constraint. A baseline that violates a constraint is not lost."""
     is_barred = bool(record.repeats) and record.outcome is Outcome.infeasible
     return is_barred or (record.score is None and not record.outcome.is_no_answer)
 
@@ -230,7 +230,7 @@ def is_lost(record: TrialRecord) -> bool:
 def failed_finalists(records: list[TrialRecord], decision: Decision) -> list[tuple[TrialRecord, TrialRecord]]:
     """Returns the configurations that looked faster than the baseline and then failed, fastest first.
 
-    They failed when they were measured again, or when their losses were compared. The one that was reported is left out.
+    They failed when they were measured again, or when their losses were compared. The reported configuration is left out.
 
     Args:
         records: all trials, the baseline first.
@@ -309,12 +309,12 @@ def judge(
     Args:
         chosen: the finalist.
         pairs: rates of the finalist and the baseline, one pair per round.
-        looks: how often the verdict is judged while rounds are added: 1 or 2. The interval is wide enough for that many looks.
+        looks: how often the verdict is judged while rounds are added, 1 or 2. With 2, the interval is wider.
         num_lost: rounds left out because one of the two trials failed.
-        repeats: the baseline's measurements, in order, from which the margin is computed; None for those in the pairs.
-        choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
-            exported, not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth
-            of the ratio to ten times the ratio.
+        repeats: measurements of the baseline, in order, from which the margin is computed; None to use those in the pairs.
+        choosing: for each choosing round, a dict from trial number to rate. These rounds help to decide what is exported, but
+            do not count for the verdict. Two pairs alone would give an interval too wide for that decision: from a tenth of the
+            ratio to ten times the ratio.
         noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]

@@ -1,11 +1,11 @@
 """Estimates what each change of a configuration contributes, from all trials of a study.
 
 A search is not a designed experiment: knobs change together, and effects interact. But many trials are close to the
-configuration in question. So the log rate is modelled with that configuration as the origin. There is one coefficient for every
-knob that a trial sets to another value, and one for every pair of such knobs. The sizes of effects, interactions and noise are
-unknown. So the model is averaged over a grid of scales, each weighted by how well it explains the trials (Bayesian model
-averaging, Hoeting et al. 1999). Effects that the trials do not determine are not estimated. tests/compare/test_effects.py
-simulates how often the intervals contain the truth.
+configuration whose changes are of interest. So the log rate is modelled with that configuration as the origin. There is one
+coefficient for every knob that a trial sets to another value, and one for every pair of such knobs. The sizes of effects,
+interactions and noise are unknown. So the model is averaged over a grid of scales, each weighted by how well it explains the
+trials (Bayesian model averaging, Hoeting et al. 1999). Effects that the trials do not determine are not estimated.
+tests/compare/test_effects.py simulates how often the intervals contain the truth.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def estimated(
     Knobs whose ratio the trials do not determine are left out.
 
     Args:
-        changed: the configuration's changes to the baseline.
+        changed: the configuration's changes against the baseline.
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; if None, UNKNOWN_NOISE is used.
         is_any: whether to return every effect that the trials can distinguish from other effects, however wide its interval.
-        before: configuration from which reverted knobs take their values, given by its changes to the baseline; None for the
-            baseline. With `before`, only the knobs in `lost` are considered.
+        before: changes of the configuration from which reverted knobs take their values; None for the baseline. With `before`,
+            only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -85,7 +85,7 @@ def estimated(
 
 
 def undoubted(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials without rates of the search that were in doubt and were measured again."""
+    """Returns the trials except those of the search whose rate was in doubt and whose configuration was measured again."""
     able = [one for one in records if one.origin == AGAIN and one.score and one.outcome.may_win]
     again = {configuration_key(one.changed): one.number for one in able}
     if not again:
@@ -113,7 +113,7 @@ def _is_determined(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any])
     own = contrast != 0  # changes that are reverted together count as one
     num_changes = design.sum(axis=1) - np.where((design[:, own] != 0).all(axis=1), own.sum() - 1, 0)
     near = design[num_changes <= MAX_NEAR_CHANGES]
-    if not near.size:  # the origin itself may have no rate that counts, as that of a trial that was stopped early
+    if not near.size:  # the origin may have no usable rate, for example if its trial was stopped early
         return False
     differences = near - near.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
@@ -139,8 +139,8 @@ def _averaged(
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
     covariances = effect * shared_changes + interaction * shared_pairs + LEVEL_SCALE**2 + spread * np.diag(1 / counts)
-    # If several changes are reverted together, such as workers and knobs that depend on them, the interactions between them
-    # disappear, too, so they belong to the effect.
+    # If several changes are reverted together, such as workers and knobs that depend on them, their interactions disappear,
+    # too. So these interactions belong to the effect.
     together, sizes = -contrasts @ design.T, (contrasts**2).sum(axis=1)
     shared = -(effect * together + interaction * together * (together - 1) / 2)
     priors = (effect * sizes + interaction * sizes * (sizes - 1) / 2)[:, 0]

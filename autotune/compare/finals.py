@@ -40,7 +40,7 @@ from autotune.trials.session import OutOfTime, Session
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # rounds after which the verdict is judged: the second time only if it was ambiguous the first time
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
-WANTED_TRIALS = 14  # windows are made so short that this many trials fit: five pairs and a choosing round of four
+WANTED_TRIALS = 14  # measurements are so short that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
 # Two single measurements differ clearly if they are this many spreads apart: two standard deviations of their difference.
 SINGLE_SPREADS = 2 * math.sqrt(2)
@@ -52,12 +52,12 @@ MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the 
 
 
 class Finals:
-    """Runs the finals of one study. Rounds of earlier runs of the study count if the finalists are the same as then.
+    """The finals of one study. Rounds of earlier runs of the study count if the finalists are still the same.
 
     Args:
         session: the study.
-        ablate: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
-            Returns the trial to report.
+        ablate: reverts changes of the chosen configuration to measure their effects, and returns the trial to report. It leaves
+            the seconds of `Kept` unused.
         known_part: returns the trial that `ablate` would return from what is known so far, without measuring.
     """
 
@@ -130,8 +130,8 @@ class Finals:
         Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. One of
         them may stay: the configuration that an earlier run of the study chose last, unless it failed too often itself.
 
-        Only the leader's losses are compared now. Those of another finalist are compared when it is chosen, since a comparison
-        may take as long as a pair of the finals.
+        Only the leader's losses are compared now. The losses of another finalist are compared when it is chosen, since a
+        comparison may take as long as a pair of the finals.
         """
         searched = self._session.searched
         if self._has_failed:
@@ -149,7 +149,7 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        # First comes the candidate of the latest ablation, then those that would be reported without some of their changes.
+        # Sorted: the candidate of the latest ablation, then candidates that would be reported without some of their changes.
         ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
         by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
         return next((c for c in by_part if self._usable_part(self._known_part(c), c).number == self._last_reported), None)
@@ -182,7 +182,7 @@ class Finals:
         return self._lost[configuration_key(record.changed)]
 
     def _kept(self, chosen: TrialRecord) -> Kept:
-        """Returns the time that the ablation must leave, so that the reporting pairs can prove the gain."""
+        """Returns the time that the ablation must leave for reporting pairs, so that these can prove the gain."""
         budget, noise, pair_s = self._session.budget, self._noise(chosen), self._pair_s(chosen)
         gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
         fracs = (KNOWN_TO_FRAC, WELL_KNOWN_TO_FRAC)
@@ -245,9 +245,10 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time to measure the effects of changes: they matter more than the round.
+        """Whether a choosing round leaves time to measure the effects of changes, which matter more than the round.
 
-        After the first round, there must be time to revert each change once; after the second, SCREENING_ROUNDS times.
+        After the first round, there must be time to revert each change once. After the second, there must be time to revert it
+        SCREENING_ROUNDS times.
         """
         each_s = max(map(self._expected_s, entrants))
         round_s = sum(map(self._expected_s, entrants)) + self._expected_s(self._session.baseline)
@@ -286,7 +287,7 @@ class Finals:
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
             if self._is_out(chosen):
                 return False
-        # If there is no time for another pair, choosing another configuration is pointless.
+        # Without time for another pair, it is pointless to choose another configuration.
         if pairs or not self._num_lost(chosen) or not self._has_time_for_pair(chosen, len(pairs)):
             return True
         # No round measured both the chosen configuration and the baseline, so that configuration must not be chosen again.
@@ -294,12 +295,12 @@ class Finals:
         return False
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
-        """Returns how often the verdict will be judged, given the time left. It is fixed before the rounds are seen."""
+        """Returns how often the verdict will be judged, given the time left. This is decided before the rounds are seen."""
         affordable = num_pairs + self._session.budget.left_s / max(self._pair_s(chosen), 1e-9)
         return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
-        # Rounds that follow the verdict are left out, so that a resumed study judges as it did before it measured them.
+        # Rounds that are measured after the verdict are left out, so that a resumed study judges as it did before them.
         own = [one for one in self._session.records if one.kind is not Kind.final or one.why in (CHOOSING, REPORTED)]
         records = [record for record in own if record.kind is Kind.final]
         repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds count, too
@@ -346,7 +347,7 @@ class Finals:
     def _expected_s(self, first: TrialRecord) -> float:
         """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
-        The study's compile cache now contains what the search had to compile. A disturbed trial takes longer than usual, so it
+        What the search had to compile is in the study's compile cache now. A disturbed trial takes longer than usual, so it
         counts only if there is no other trial.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]
@@ -359,8 +360,8 @@ class Finals:
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]], since: int) -> dict[int, float]:
     """Returns {trial number: mean rate over the choosing rounds}; {} before the first round.
 
-    The search's own measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine,
-    two rounds alone say little. In replays with known true rates, counting the search makes the choice 0.3 to 0.6 %
+    The search's measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine, two
+    rounds alone say little. In replays with known true rates, counting the search makes the choice 0.3 to 0.6 %
     better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
     table, it lowered that share from 76 to 70 %; there the best two configurations differ by less than repeats of the same
     configuration.

@@ -1,4 +1,4 @@
-"""Measures two configurations alternately, each time in a fresh process. Finals and verification compare in this way."""
+"""Measures two configurations alternately, each time in a fresh process, as finals and verification do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 
 
 class Interleaving:
-    """Measures rounds of one configuration against another.
+    """Rounds that measure one configuration against another.
 
     Every two rounds run as ABBA or BAAB: the order of the first round is drawn at random, and the second round reverses it. So
     a steady drift of the machine affects both configurations alike.
@@ -42,7 +42,7 @@ class Interleaving:
         self._index, self._is_one_first = len(self.pairs), was_one_first
 
     def round(self) -> Pair | None:
-        """Measures both once and returns their scores; None if one fails. If the first fails, the second is not measured."""
+        """Measures both once and returns their scores; None if one fails. If the first run fails, the second is not made."""
         self._is_one_first = not self._is_one_first if self._index % 2 else bool(self._order.getrandbits(1))
         self._index += 1
         first, second = (self._one, self._other) if self._is_one_first else (self._other, self._one)

@@ -1,9 +1,9 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
 The finals measure the baseline and the winner in pairs. An interval that is computed from two or three pairs alone is very
-wide. But a study makes other measurements, too: the rounds that choose the winner, the ablation rounds, and the search. The
-search counts as one more round of the configurations that were measured again. Earlier studies on the same machine add evidence
-as well. All evidence is pooled, weighted by degrees of freedom.
+wide. But other measurements of a study also show the spread: the rounds that choose the winner, the ablation rounds, and the
+search. The search counts as one more round of the configurations that were measured again. Earlier studies on the same machine
+add evidence, too. All evidence is pooled, weighted by degrees of freedom.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from autotune.trials.configurations import SEARCHED, configuration_key
 from autotune.trials.health import ACCEPTED
 
 # Limits on the degrees of freedom that evidence may add.
-MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs alone have 7, so the pairs' own spread counts more
+MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs have 7, so their spread counts more
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
 # Used in plans and estimates until a configuration has been measured twice, but never in the verdict. Development machines had
 # 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
-# The same if the GPU sets the pace. On an H200, three processes of GPT-2 small differed by 0.1 % in one configuration and by
-# 0.3 % in another. A GPU that waits for its host or for input varies as much as a CPU (there, 3.9 %).
+# Replaces UNKNOWN_NOISE if the GPU sets the pace. On an H200, three processes of GPT-2 small differed by 0.1 % in one
+# configuration and by 0.3 % in another. If the GPU waits for its host or for input, rates vary as much as on a CPU (there, by
+# 3.9 %).
 BUSY_GPU_NOISE = Noise(spread=0.01, freedom=2.0)
 BUSY_GPU_FRAC = 0.95  # a GPU sets the pace if a kernel runs for at least this share of the time
 
@@ -37,9 +38,9 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
     A measurement that may not win (unsteady, or of a configuration that violates a constraint) counts here as it does in the
-    pairs of the verdict. The search counts as one round of the configurations that were measured again. Its windows are
-    shorter, so it rather increases the estimated spread. If the study accepted a disturbance in the search, rates from before
-    and after that moment are not comparable, and only those after it count.
+    pairs of the verdict. The search counts as one round of the configurations that were measured again. Its measurements are
+    shorter, so they tend to increase the estimated spread. If the study accepted a disturbance during the search, only later
+    rates of the search count, because earlier ones are not comparable.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:
@@ -52,12 +53,12 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     for record in first:
         arm = configuration_key(record.changed)
         if record.number >= since and record.score and record.outcome.may_win and arm in again:
-            searched[arm] = record.score  # the last one is in the finals: an earlier one was in doubt
+            searched[arm] = record.score  # replaces an earlier rate, which was in doubt
     return [measured for measured in (searched, *found.values()) if len(measured) > 1]
 
 
 def comparable_since(records: Sequence[TrialRecord]) -> int:
-    """Returns the number of the first search trial whose rate is comparable with those of all later ones, 0 for the baseline.
+    """Returns the number of the first trial whose rate is comparable with the rates of all later search trials; 0 if all are.
 
     Rates from before and after the moment at which the study accepted a disturbance are not comparable (see `health.Level`).
     """
@@ -71,7 +72,7 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
 
 
 def known_noise(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise | None:
-    """Returns the spread of one measurement, from a study's rounds and from earlier studies; None if none shows it."""
+    """Returns the spread of one measurement, from a study's rounds and from earlier studies; None if unknown."""
     return stats.pooled([noise_of(rounds_of(records)), earlier])
 
 
@@ -84,7 +85,7 @@ def assumed_noise(records: Sequence[TrialRecord]) -> Noise:
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:
     """Returns the spread of one measurement, from earlier studies and from all rounds except the given pairs.
 
-    The pairs must be among the rounds: their own sum of squares is subtracted from that of all rounds.
+    The pairs must be among the rounds, because their sum of squares is subtracted from that of all rounds.
     """
     every = noise_of(rounds)
     if every is None:

@@ -2,10 +2,10 @@
 
 Only changes that affect arithmetic are compared (tier `numerics`, and environment variables not known to be safe). They are
 applied to the baseline, with its batch size, loader and seed, so both runs see the same batches. The comparison covers the
-first steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of such
-changes, not one for each configuration. A run fits into memory whenever the baseline does. The search's best configuration is
-compared at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are compared before
-the finals, because rounds of the finals take far longer.
+first steps of a fresh process; speed is not measured. So a study needs one run of the baseline and one for each set of changes
+to the arithmetic, not one for each configuration. A run fits into memory whenever the baseline does. The search's best
+configuration is compared at half-time, so that the second half is not spent on a configuration that cannot win. Finalists are
+compared before the finals, whose rounds take far longer than a comparison.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
@@ -60,7 +60,7 @@ def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
 
 
 class Parity:
-    """Compares losses for one study. Comparisons from earlier runs of the study are reused."""
+    """The loss comparisons of one study. Comparisons from earlier runs of the study are reused."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._config = session, session.inputs.config
@@ -176,9 +176,9 @@ class Parity:
     def _compared_with_chance(
         self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
     ) -> Comparison:
-        """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance.
+        """Repeats a failed comparison. Another run of the baseline shows how large a difference may be by chance.
 
-        If that run cannot be made or shows nothing, the comparison is inconclusive.
+        If that run cannot be made or has no usable losses, the comparison is inconclusive.
         """
         try:
             other = self._run({}, candidate, (self._seed + 1) % 2**32)
@@ -219,7 +219,7 @@ class Parity:
         )
 
     def _most_s(self, candidate: TrialRecord) -> float:
-        """Returns the longest time of the steps in one run, so that all missing runs leave enough time for the finals."""
+        """Returns the most seconds that the steps of a run may take, so that all missing runs leave time for the finals."""
         budget = self._session.budget
         if budget.total_s is None:
             return MAX_S

@@ -18,7 +18,7 @@ TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best 
 
 
 def is_barred(baseline: TrialRecord) -> bool:
-    """Whether the baseline violates a constraint. If so, the best configuration without a violation wins, even if slower."""
+    """Whether the baseline violates a constraint. If so, the best configuration without a violation wins, even a slower one."""
     return baseline.outcome is Outcome.infeasible
 
 
@@ -51,7 +51,7 @@ def failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
 
 
 class TierFinals:
-    """Compares the baseline with the best configuration of each tier below the winner's tier, as far as time allows.
+    """Comparisons of the baseline with the best configuration of each tier below the winner's tier, as far as time allows.
 
     These configurations were selected by their rates in the search. The rounds measured here did not take part in the
     selection, so the reported speed-ups are not overstated.
@@ -94,8 +94,7 @@ class TierFinals:
                 self.decisions[found.number] = self._judged(found, pairs)
 
     def _judged(self, found: TrialRecord, pairs: list[Pair]) -> Decision:
-        # The rounds of other tiers are left out: a resumed study has them already, but must judge as it did before they were
-        # measured.
+        # The rounds of other tiers are left out, so that a resumed study, which has all of them, judges as it did before.
         session, records = self._session, self._session.records
         own = {record.round for record in records if record.why == TIERS and record.repeats == found.number}
         rounds = rounds_of([record for record in records if record.why != TIERS or record.round in own])

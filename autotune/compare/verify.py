@@ -50,14 +50,14 @@ class Comparison:
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
     """Compares a claimed speed-up with today's rounds.
 
-    Both ratios have an error. It is not enough to check whether their intervals overlap: ratios whose intervals just touch
-    already differ significantly. So the quotient gets its own interval, Welch's on the log scale (`stats.quotient`). The claim
+    Both ratios have an error. It is not enough to check whether their intervals overlap, because ratios whose intervals just
+    touch already differ significantly. So the quotient gets an interval, Welch's on the log scale (`stats.quotient`). The claim
 
     - no longer holds if the upper end of that interval is more than the margin below 1, or if a gain was claimed but today's
       rounds show that the best is not faster than the baseline;
-    - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without that condition, any
-      claim would hold if the interval was wide enough. If the baseline violates a constraint, the best configuration may be the
-      slower one. Its claim then holds if today's slowdown is at most twice the claimed one (on the log scale);
+    - holds if neither is the case and today's rounds alone show at least half of the claimed gain. Without the last condition,
+      any claim would hold if the interval was wide enough. If the baseline violates a constraint, the best configuration may be
+      the slower one. Its claim then holds if today's slowdown is at most twice the claimed one (on the log scale);
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by
@@ -86,7 +86,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
 
 
 class Verification:
-    """Measures both configurations of a verification. Rounds from earlier runs of the same verification are reused.
+    """The measurements of a verification. Rounds from earlier runs of the same verification are reused.
 
     The first measurement of each configuration does not count towards the result. It fills caches and shows whether the knobs
     take effect and how long a round takes.
@@ -253,7 +253,7 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
         return Comparison(verdict="no longer holds" if is_refuted else "ambiguous", reason=decision.reason, left=nothing)
     compared = compare(claim.speedup, decision.ratio, decision.margin)
     measured = [one for one in records if best and one.why == ROUND and one.repeats == best.number]
-    if len(broken := [one for one in measured if one.violations]) >= MAX_LOST_ROUNDS:  # as in the finals, which rule it out
+    if len(broken := [one for one in measured if one.violations]) >= MAX_LOST_ROUNDS:  # the finals rule it out, too
         return replace(compared, verdict="no longer holds", reason=f"it violates a constraint here: {broken[-1].reason}")
     return compared
 

@@ -1,4 +1,4 @@
-"""Finds the change that made a trial fail: tries possible causes right away, before more trials fail for the same cause."""
+"""Finds the change that made a trial fail. Possible causes are tried right away, before more trials fail for the same cause."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Tracks failures that a configuration's changes may have caused. Leaves out failures for lack of memory or by chance.
+    """The failed trials of a search, with the changes that may have made them fail.
 
-    Each change that may be the cause is tried on the best configuration so far, without the other changes of the failed
-    trial. If the new trial fails, this change is the cause. If it works, the cause is among the other changes. Changes of
-    higher tiers are tried first, since precision, layout and compilation fail more often than loader workers.
+    Failures for lack of memory or by chance are left out. Each suspected change is tried on the best configuration so far,
+    without the other changes of the failed trial. If the new trial fails, this change is the cause. If it works, the cause is
+    among the other changes. Changes of higher tiers (precision, layout, compilation) are tried first, because they make a
+    trial fail more often than changes of tier `exact`, such as loader workers.
     """
 
     def __init__(self, space: ResolvedSpace) -> None:
@@ -32,7 +33,7 @@ class Culprits:
         """Records a search trial."""
         if record.outcome.is_no_answer:
             return
-        if record.value is not None:  # it worked, even if parity ruled it out later
+        if record.value is not None:  # the trial worked, even if loss parity ruled it out later
             self._worked.add(record.changed)
         elif not _has_other_cause(record):
             self._failed.append(record)
@@ -43,7 +44,7 @@ class Culprits:
         return self._worked.model(len(self._causes), lambda: self._causes)
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
-        """Returns a failed trial which shows that a configuration with these changes fails; None if it may work."""
+        """Returns a failed trial that shows that a configuration with these changes fails; None if it may work."""
         causes = zip(self._failed, self._causes, strict=True)
         alike = next((record for record, cause in causes if cause and cause.items() <= changed.items()), None)
         if alike is not None:
@@ -53,7 +54,7 @@ class Culprits:
         return next(same, None)
 
     def mended(self, proposal: Proposal) -> Proposal:
-        """Returns a proposal in which values known to fail are replaced with the baseline's."""
+        """Returns the proposal with the baseline's values in place of values that are known to fail."""
         failing = self._failure_model.failing(self._space.changed(proposal.knobs))
         if not failing:
             return proposal
@@ -78,7 +79,8 @@ class Culprits:
 def _has_other_cause(record: TrialRecord) -> bool:
     """Whether a trial may have failed for lack of memory or by chance instead of because of its changes.
 
-    An attempt that was only disturbed had worked, and an attempt whose node was lost shows nothing.
+    Two failed attempts in a row are not due to chance. The first attempt does not count as failed if it was only disturbed, or
+    if its node was lost.
     """
     earlier = record.evidence.get("earlier_attempt", {}).get("outcome")
     has_failed_twice = earlier not in (None, Outcome.disturbed, Outcome.interrupted)

@@ -1,7 +1,7 @@
 """Chooses the configurations that a recording measures: the whole search space if it is small enough, else a sample.
 
-A sample must contain what samplers are likely to propose. So it contains the baseline, the expert's initial configurations, and
-points one change away from these. Random points cover the rest of the space.
+A sample must contain what samplers are likely to propose: the baseline, the expert's initial configurations, and points that
+differ from one of these in a single knob. Random points cover the rest of the space.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from autotune.trials.configurations import ConfigurationKey, configuration_key
 # The product of all values is listed only up to this many points. Points that differ only in inactive knobs count separately.
 MAX_GRID_POINTS = 100_000
 MIN_CONFIGURATIONS = 4  # fewer leave a replay nothing to search
-NEIGHBOUR_FRAC = 2 / 3  # share of a sample for initial configurations and points one change away from these; the rest is random
-MAX_DRAWS = 200  # draws in a row without a new configuration, after which the space counts as exhausted
+NEIGHBOUR_FRAC = 2 / 3  # share of a sample that is not random: initial configurations and points one knob away
+MAX_DRAWS = 200  # after this many random draws in a row without a new configuration, the space counts as exhausted
 
 
 def configurations(space: ResolvedSpace, host_context: HostContext | None, *, most: int, seed: int) -> tuple[list[Knobs], bool]:
@@ -67,7 +67,7 @@ def levels(space: ResolvedSpace) -> dict[str, list[KnobValue]]:
 
 
 def recorded_values(domain: Domain, own: KnobValue) -> list[KnobValue]:
-    """Returns the values of a domain to record, with the baseline's `own` value even if it is not one of the doublings."""
+    """Returns the values of a domain to record. They include `own`, the baseline's value, if the domain contains it."""
     values = grid_levels(domain.distribution())
     return values if own in values or not domain.contains(own) else sorted([*values, own], key=float)
 

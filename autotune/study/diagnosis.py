@@ -31,8 +31,8 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 def _ranked(found: list[Finding]) -> list[Finding]:
     """Returns the findings, the most important first. Leaves out "device-bound" if there is any other finding.
 
-    Several ranks may be limited by communication, or by the slowest rank. Then "device-bound" would be wrong, and its note that
-    a faster loader gains little would distract.
+    If communication or the slowest rank limits a trial, "device-bound" is wrong, and its note that a faster loader gains little
+    is a distraction.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))
@@ -45,8 +45,8 @@ def _of_input(record: TrialRecord, device: str | None) -> list[Finding]:
     if not record.value or record.data_wait_frac is None or record.loader_rate is None:  # no loader_rate: no DataLoader
         return []
     if _shares_cores(record, device):
-        # Measured: one worker on two cores slowed the step from 58 to 42 samples/s, yet the step hardly ever waited. An
-        # infinitely fast loader would have given 36 % more. So waiting time means little when workers share the cores.
+        # Waiting time means little if workers and step share the cores. In a measurement, one worker on two cores slowed the
+        # step from 58 to 42 samples/s, although the step hardly ever waited. An infinitely fast loader would have gained 36 %.
         return [
             _finding(
                 "shared cores",
@@ -115,7 +115,7 @@ def free_loader_gain_frac(record: TrialRecord) -> float | None:
 def _shares_cores(record: TrialRecord, device: str | None) -> bool:
     if record.regime:
         return record.regime == SHARED
-    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # a record from a version without regimes
+    return device == "cpu" and bool(record.knobs.get("loader.num_workers"))  # records of older versions have no regime
 
 
 def _evidence(record: TrialRecord) -> str:

@@ -35,13 +35,13 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
-MAX_SOURCES = 8  # only the latest studies are used, since these have reused the results of older ones
-MAX_SEEDS = 8  # more than are tried, because in this study's space some may be equal to others or change nothing
-DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
+MAX_SOURCES = 8  # only this many of the latest studies are used, because they reused the results of older ones
+MAX_SEEDS = 8  # more than NUM_EARLIER_SEEDS, because some may be equal or change nothing in this study's space
+DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised when damaged studies are read
 MAX_OUT = 20  # maximum number of out-of-memory configurations; small, since each is compared with every proposal
-# Parts of a study's identity that must be equal. Search space, pins and objective may differ.
+# Prefixes of keys of a study's identity whose values must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
-MACHINE = ("machine.", "device.")
+MACHINE = ("machine.", "device.")  # prefixes of keys that must be equal for noise to be reused
 UNLIKE = ("machine.price_per_hour",)  # exceptions to ALIKE: these may differ
 # Parts that change often during development. If an earlier study differs only in these, a notice names that study.
 RECENT = ("program.script", "program.torch")
@@ -97,7 +97,7 @@ def inherit(session: Session) -> dict[str, Any]:
 
 
 def earlier_noise(session: Session) -> stats.Noise | None:
-    """Returns the spread between processes on this machine, as measured by earlier studies in the runs folder.
+    """Returns the spread of the rate between processes on this machine, from earlier studies in the runs folder.
 
     Studies of the same program count more than studies of other programs. The noise of another program may be half or twice as
     large.
@@ -124,8 +124,8 @@ def earlier_noise(session: Session) -> stats.Noise | None:
 def why_nothing(session: Session) -> str:
     """Returns a note on why nothing was reused; "" if no note is needed.
 
-    A note is needed if a named study had nothing useful. It is also needed if a study of the same command differs only in the
-    script or torch, since such a study is used only if it is named.
+    A note is needed if `search.warm_start` names a study that has nothing useful. It is also needed if another study of the
+    same command differs only in the script or in torch, because `search.warm_start` must name such a study to reuse it.
     """
     config = session.inputs.config.search
     if not session.folder.is_kept:
@@ -179,7 +179,7 @@ def _named(runs: Path, name: str, *, without: Path | None) -> StudyFolder:
     """Returns the study with this name; a name that contains a separator is the path of the study's folder."""
     path = Path(os.path.expanduser(name))
     if os.sep in name:
-        if os.path.isfile(path / "study.json"):  # False in the private folder of another user, where Path.is_file would fail
+        if os.path.isfile(path / "study.json"):  # in another user's private folder, Path.is_file would raise an error
             return StudyFolder(path)
         raise BadInput(f"search.warm_start: no such study, got {name!r}. Give its name, or the folder that holds study.json.")
     try:
@@ -238,7 +238,7 @@ def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]
     found: dict[frozenset[tuple[str, Any]], dict[str, Any]] = {}
     for source in sources:
         with contextlib.suppress(*DAMAGED):
-            is_same_aim = source.about.objective == about.objective  # finals with another objective prove nothing here
+            is_same_aim = source.about.objective == about.objective  # finals with another objective prove nothing for this one
             for entry in [*(_proven(source) if is_same_aim else []), *_measured(source, is_same_aim=is_same_aim)]:
                 found.setdefault(frozenset(entry["knobs"].items()), entry)
     return sorted(found.values(), key=lambda entry: (not entry["is_proven"], -entry["ratio"]))[:MAX_SEEDS]
@@ -300,8 +300,8 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations of this program that ran out of memory in studies with no less memory than this one.
 
-    A failure does not count if a configuration that is at least as large worked, in one of these studies or as the baseline of
-    this study. Then something else must have used the memory.
+    A failure does not count if a configuration that needs at least as much memory worked, in one of these studies or as the
+    baseline of this study. In that case, another process must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -324,7 +324,7 @@ def _needs_as_much_memory(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has no more memory than another (host or device, whichever ran out in `outcome`); False if unknown."""
+    """Whether a study has at most as much memory as another one, host or device as `outcome` says; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

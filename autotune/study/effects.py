@@ -1,6 +1,6 @@
 """Completes the effects of the best trial's changes for the summary.
 
-It estimates effects that were not measured, alone or together, and computes the budget that a study needs to measure them.
+Effects that were not measured are estimated, one by one or together. The budget that would suffice to measure them is computed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_estimates(
 def together(
     entries: Sequence[dict[str, Any]], best: TrialRecord, about: StudyRecord, records: Sequence[TrialRecord]
 ) -> dict[str, Any] | None:
-    """Returns the joint effect of the changes whose own effects are unknown; None if it is vague or is the whole speed-up.
+    """Returns the joint effect of the changes whose single effects are unknown; None if it is vague or is the whole speed-up.
 
     For example {"knobs": ["precision.amp", "precision.matmul"], "ratio": 2.9, "ci": [2.8, 3.0]}. The arguments are those of
     `with_estimates`, with the exported configuration and its entries.
@@ -76,7 +76,7 @@ def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Seque
     if not num or not about.budget_s:
         return None
     again = [record.attempt_s for record in records if record.kind is Kind.final]
-    each_s = max(again, default=records[0].fresh_s)  # a trial of the best without one of its changes takes about as long
+    each_s = max(again, default=records[0].fresh_s)  # a trial of the attribution takes about as long as one of the finals
     begin = math.floor(about.budget_s / 60) + 1
     for minutes in range(begin, math.ceil(MOST_FACTOR * about.budget_s / 60) + 1):
         budget = Budget(clock=Clock(), total_s=60.0 * minutes)

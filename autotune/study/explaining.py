@@ -1,7 +1,7 @@
-"""Explains trials of a study: runs the passes, finds what costs time, and has the remedies tried (remedies.py).
+"""Explains trials of a study: runs passes, finds what costs time, and lets remedies.py try the remedies.
 
-A pass runs a trial's configuration again while it records details: "lines", "trace" or "memory". Passes are trials of a
-separate kind. Neither the search nor the verdict uses them.
+A pass is a trial that runs the configuration of an explained trial again and records details: "lines", "trace" or "memory".
+Neither the search nor the verdict uses passes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Wanted:
         trial: number of the trial; None for the best.
         passes: passes to run, unless they have run before.
         minutes: time for checks, after the passes; a check that would not fit is not started.
-        fixed: a version of the program with the fix, to measure against the study's program; None if there is none.
+        fixed: command of a fixed version of the program, to measure against the study's program; None if there is none.
         finding: number of the finding that `fixed` fixes, from 1.
         pairs: number of pairs of the two programs to measure.
         is_retrying: whether to try a finding again if its trial failed before.
@@ -115,7 +115,7 @@ def explainable(
 
 
 def pass_s(record: TrialRecord, which: str, start_s: float) -> float:
-    """Returns the expected seconds of a trial that runs one pass of a configuration and takes `start_s` besides its steps."""
+    """Returns the expected seconds of a pass of a trial: `start_s` for everything but its steps, plus the time of the steps."""
     steps_s = PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0)
     return start_s + max(PASS_S[which], min(steps_s, PASS_MAX_S[which]))
 
@@ -126,10 +126,10 @@ def planned_s(baseline: TrialRecord) -> list[float]:
 
 
 class Explaining:
-    """Explains trials of one study.
+    """Explanations of trials of one study.
 
     Attributes:
-        document: what is known so far, see `explain/explanation.py`; None before anything was tried.
+        document: the explanations so far, see `explain/explanation.py`; None before anything was tried.
     """
 
     def __init__(self, session: Session, document: Document | None = None) -> None:
@@ -142,10 +142,10 @@ class Explaining:
     def run(self, best: TrialRecord) -> None:
         """Explains the best trial and the baseline in at most a tenth of the study's time. Leaves out what does not fit.
 
-        Passes of the best trial may also use what is left of the study's time, since nothing else will.
+        Passes of the best trial may use all of the study's remaining time, because no other trials follow.
         """
         session, baseline = self._session, self._session.baseline
-        session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
+        session.budget.explain_s = 0.0  # releases the time that was reserved for explaining
         ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
         study_ends_s = session.budget.ends_s() or ends_s
         targets = [best] if best is baseline else [best, baseline]
@@ -159,7 +159,7 @@ class Explaining:
             until_s = study_ends_s if record is best else ends_s
             if self._is_time_for(self._pass_s(record, which), until_s):
                 self._run_pass(record, which, ends_s=until_s)
-        for record in reversed(targets):  # the checks of the best get the time that the baseline's leave
+        for record in reversed(targets):  # baseline first; the checks of the best get the time that is left then
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
 
     def _pass_s(self, record: TrialRecord, which: str) -> float:
@@ -169,7 +169,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass. Repeats it once if a signal killed it: that may be chance, since the trial itself ended well."""
+        """Runs a pass. If a signal killed it, repeats it once: this may be chance, since the explained trial ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(self._pass_s(record, which), ends_s):
@@ -180,14 +180,14 @@ class Explaining:
         what, most_s = ("a tenth of the study's time", most_s) if most_s < needed_s else ("the time left", max(left_s, 0.0))
         times = f"a pass takes {seconds_text(needed_s)}, {what} is {seconds_text(most_s)}"
         text = f"{times}; `autotune explain {call(self._session.folder)}` runs the passes"
-        if not (self.document or {}).get("explained"):  # else the user had trials explained before the study was resumed
+        if not (self.document or {}).get("explained"):  # explanations from before the study was resumed stay
             self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
     # On request -------------------------------------------------------------------------------------------------------------
 
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
-        """Runs the requested passes that a trial lacks, explains the trial, and tries the settings that findings propose."""
+        """Runs the requested passes that a trial lacks, explains the trial, and tries the settings proposed by findings."""
         session, before = self._session, self._passes(record)
         if wanted.fixed:
             self._compare(wanted.fixed, wanted, record)
@@ -197,7 +197,7 @@ class Explaining:
             is_lacking = which not in before or before[which].outcome is not Outcome.ok
             if is_lacking or (which == LINES and is_slowed) or self._is_repeated(before[which]):
                 self._run_pass(record, which, ends_s=None)
-                if which == LINES and _slowed(self._evidence(record, self._read(record, LINES))):  # it may have been chance
+                if which == LINES and _slowed(self._evidence(record, self._read(record, LINES))):  # its slowness may be chance
                     self._run_pass(record, which, ends_s=None)
         self._is_retrying = wanted.is_retrying
         self.explain(record, role, ends_s=session.inputs.clock.monotonic() + wanted.minutes * 60, is_repeating=True)
@@ -208,7 +208,7 @@ class Explaining:
         Args:
             record: the trial.
             role: its role in the study.
-            ends_s: when the checks end, as the study's clock shows it; None if nothing limits them.
+            ends_s: time on the study's clock at which the checks end; None without a limit.
             is_repeating: whether uncertain checks are repeated in the time left.
         """
         passes = self._passes(record)
@@ -227,7 +227,7 @@ class Explaining:
         remedies = Remedies(self._session, evidence, ends_s=ends_s, is_retrying=self._is_retrying)
         try:
             remedies.try_all(findings, tried, is_repeating=is_repeating)
-        finally:  # if the user stops it, the checks made until then are kept
+        finally:  # if the user interrupts the checks, those already made are kept
             findings = [checks.with_check(one, tried[index]) if index in tried else one for index, one in enumerate(findings)]
             if tried or any(one.unskippable or is_open(one) for one in findings):
                 findings = [found for one in findings for found in _still_open(one, evidence)]
@@ -238,7 +238,7 @@ class Explaining:
                 self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
 
     def _is_repeated(self, record: TrialRecord) -> bool:
-        """Whether `autotune explain` repeats a pass because it was disturbed; False if the study accepted disturbances."""
+        """Whether `autotune explain` repeats a pass that was disturbed. It does not if the study accepted disturbances."""
         session = self._session
         is_accepted = not session.inputs.config.measure.quiet or health.caveat(session.records) is not None
         return bool(health.disturbed_by(record)) and not is_accepted
@@ -262,7 +262,7 @@ class Explaining:
         return explanation.passes_of(record.number, self._session.records)
 
     def _read(self, record: TrialRecord, *wanted: str) -> Explanation:
-        """Returns what the passes of a trial wrote; if there is a trace, also writes the tables made from it."""
+        """Returns what the passes of a trial wrote. If there is a trace, the tables made from it are written to its folder."""
         session, passes = self._session, self._passes(record)
         ran = {name: one for name, one in passes.items() if name in wanted and one.outcome is Outcome.ok}
         folders = explanation.folders_of(ran, session.folder.path / "trials")
@@ -292,7 +292,7 @@ class Explaining:
         )
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
-        """Measures the fixed and the study's program alternately, and compares the gain with the finding's prediction.
+        """Measures the fixed program and the study's program alternately; compares the gain with the finding's prediction.
 
         Raises:
             BadInput: the trial was not explained, or has no finding with this number.
@@ -311,7 +311,7 @@ class Explaining:
                 last = session.records[-1]
                 if not is_measured(last) and last.why == sides[True].why:
                     raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
-        finally:  # if the user stops it, the pairs that were measured until then count
+        finally:  # if the user interrupts it, the complete pairs count
             if pairs:
                 remedy = session.inputs.secrets.message(shlex.join(fixed.argv({})))
                 made = check_of(session, record, finding, pairs, how=FIXED, remedy=remedy)
@@ -324,7 +324,7 @@ class Explaining:
 def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
     """Returns [finding]; [] if it has no remedy left.
 
-    If trials have refuted the finding's setting meanwhile, the setting is removed from the finding.
+    If trials have refuted the finding's setting in the meantime, the setting is removed from the finding.
     """
     if not (finding.knob and is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
@@ -334,8 +334,8 @@ def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
 def to_fix(document: Document | None, trial: int, number: int, folder: StudyFolder) -> Finding:
     """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
 
-    Exception: a check of kind WITHOUT ran the program without the costly part. The gain derived from such a check is kept,
-    because this gain, too, predicts what a fix would achieve.
+    Exception: a check of kind WITHOUT ran the program without the costly part. Its gain stays, because it also predicts what a
+    fix would achieve.
 
     Args:
         document: the study's explanation; None before anything was explained.
@@ -358,7 +358,7 @@ def to_fix(document: Document | None, trial: int, number: int, folder: StudyFold
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {number}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][number - 1])
     check = finding.check or {}
-    is_other = check.get("how") == WITHOUT  # such a check predicts what is gained if the cause costs no time at all
+    is_other = check.get("how") == WITHOUT  # shows what is gained if the cause costs no time at all
     return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding
 
 

@@ -18,19 +18,19 @@ from autotune.trials.session import Session
 # In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, the
 # results of short studies were 1 % faster, and those of long studies no slower.
 NUM_EARLIER_SEEDS = 3
-# Number of an expert's configurations that are tried before RatesSampler proposes the rest. These two differ in batch size,
-# which shows RatesSampler the memory per sample. After that, its models choose better.
+# This many of the expert's configurations are tried before RatesSampler proposes trials. The two differ in batch size, so they
+# show RatesSampler the memory per sample. From then on, its models choose better than the expert.
 NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
-# On a GPU, an expert leaves the number of workers as it is if the loader would not limit a step that is FASTER_TIMES times as
-# fast as now. With workers, the loader has to be BESIDE_TIMES times as fast as that step. Without workers, it has to be
-# ALONE_TIMES times as fast, since step and loader then take turns.
+# On a GPU, an expert does not change the number of workers if the loader would not limit a step that is FASTER_TIMES times as
+# fast as now. For this, a loader with workers must be BESIDE_TIMES times as fast as that step. A loader without workers must be
+# ALONE_TIMES times as fast, since step and loader take turns.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
-WORKERS_GAIN = 0.03  # least expected gain, in logarithms, for which the first trials on a CPU have loader workers
+WORKERS_GAIN = 0.03  # gain of the log rate that loader workers must promise to be in the first trials on a CPU
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
-EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
+EXPERT, EARLIER, LATE = "expert", "earlier", "late"  # origins of proposals; see TrialRecord.origin
 
 
 @dataclass(kw_only=True)
@@ -55,11 +55,11 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 
     Args:
         session: the study.
-        hold: knobs that are not varied yet, with their values.
+        hold: values of the knobs that are not varied yet.
         is_known: whether a configuration needs no trial, see settled.py.
     """
     space = session.resolved
-    # After a resume, the configurations of earlier studies that this study has already tried count, too.
+    # Configurations of earlier studies that were tried before the study was resumed count, too.
     num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
@@ -75,7 +75,8 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
 def translated(space: ResolvedSpace, knobs: Knobs) -> Knobs:
     """Translates a configuration of another study. Searched knobs keep their values; others get this baseline's values.
 
-    A number outside this space becomes the nearest number inside. Any other value that this space lacks becomes the baseline's.
+    A number outside this space becomes the nearest number inside. Any other value that this space lacks is replaced with the
+    baseline's value.
     """
     found = {key: domain.nearest(knobs[key]) for key, domain in space.domains.items() if key in knobs}
     return {**space.reference, **{key: value for key, value in found.items() if value is not None}}
@@ -95,11 +96,11 @@ def expert_seeds(
     is_led: bool,
     log_rates: Callable[[list[Knobs]], list[float] | None],
 ) -> Iterator[Proposal]:
-    """Yields an expert's first choices, except choices whose changes have proved slower than the baseline.
+    """Yields an expert's first choices, except those whose changes have proved slower than the baseline.
 
     Args:
         session: the study.
-        hold: knobs that are not varied yet, with their values.
+        hold: values of the knobs that are not varied yet.
         may_fit: whether a configuration is expected to fit into memory.
         is_led: whether RatesSampler proposes the later trials; it needs fewer initial configurations.
         log_rates: returns the expected rates of configurations, in logarithms; None if there is no forecast.
@@ -108,7 +109,7 @@ def expert_seeds(
     if not session.inputs.config.search.seeds or host_context is None:
         return
     tried = {configuration_key(record.changed) for record in session.searched if record.origin == EXPERT}
-    if is_led and len(tried) >= NUM_LED_SEEDS:  # by an earlier run of the study, whose forecast may have put others first
+    if is_led and len(tried) >= NUM_LED_SEEDS:  # tried before the study was resumed
         return
     seeds = space.seeds(host_context, kept=[WORKERS] if _is_loader_idle(session) else [])
     if is_led and not host_context.has_cuda:
@@ -146,7 +147,7 @@ def filling_seed(
 
 
 def _is_loader_idle(session: Session) -> bool:
-    """Whether the baseline's loader could serve a much faster step on a GPU as well; False if that is not known."""
+    """Whether the loader could feed a step on a GPU that is FASTER_TIMES times as fast; False if unknown or on a CPU."""
     here, baseline = session.host_context, session.baseline
     supply, demand = baseline.loader_rate, baseline.device_rate
     if here is None or not here.has_cuda or not supply or not demand:
@@ -171,7 +172,7 @@ def _with_better_workers_first(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether a trial with the same changes (except loader knobs) was clearly slower than the baseline, as emulated bf16 is."""
+    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _without_loader_knobs(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

@@ -1,9 +1,10 @@
 """Decides whether search trials may run in parallel: only if they do not slow each other down.
 
-A configuration is measured in pairs of runs: once alone, and once on all slots at the same time. With many slots, only the
-first pair uses all of them. The further pairs use the machines whose slots were the slowest in the first pair.
+A calibration finds this out. It measures one configuration in pairs: once alone, and once on all slots at the same time. (A
+slot runs one trial at a time. The neighbours of a trial run on other slots at the same time.) With many slots, only the first
+pair uses all of them. The further pairs use the machines whose slots were the slowest in the first pair.
 
-Finals, attribution and verification always run alone.
+Trials of finals, attribution and verification always run alone.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8  # fewest pairs after which trials may run in parallel; most pairs of a calibration
 # Trials run in parallel only if the whole interval of the ratio (rate in parallel / rate alone) lies above 1 minus a margin.
-# The margin is MARGIN_FRAC or the machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. MARGIN_FRAC is twice
-# the finals' margin, because neighbours slow all configurations alike, and the finals run without neighbours.
+# The margin is MARGIN_FRAC or the machine's spread, whichever is larger, but at most MAX_MARGIN_FRAC. MARGIN_FRAC is twice the
+# finals' margin, because neighbours slow all configurations alike, and the finals run without neighbours.
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
 # machines run, because neighbours compete for a machine's memory, disk and power. The first pair uses all machines, so it shows
 # whether trials slow each other through something that the machines share, like a file system. If parallel trials are more than
-# about 5 % slower in the first pair, but not in the others, the interval becomes so wide that trials do not run in parallel.
+# about 5 % slower in the first pair but not in the others, the interval is too wide to allow parallel trials.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs in a row without a measurement, the calibration is given up
 # Slots that are slower than the others, or on which every trial fails, are left out, but at most this share of all slots. If
-# there are more of them, neighbours are the likelier cause.
+# more slots are slow or fail, neighbours are the likelier cause.
 LEFT_OUT_FRAC = 1 / 4
 # A calibration is repeated once the best is AGAIN_FACTOR times as fast as at the last calibration. Otherwise it is repeated
 # after AGAIN_TRIALS trials, but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
@@ -75,8 +76,8 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost at most the margin on average, and at most SLOT_MARGINS margins on any slot.
 
-        Also False if a trial is certainly faster with neighbours. This happens to trials that are faster with fewer threads,
-        because they have fewer on a slot than alone. So the two rates cannot be compared.
+        Also False if a trial is certainly faster with neighbours than alone, by more than the margin. This happens if a trial
+        is faster with fewer threads, because it has fewer of them with neighbours. So the two rates cannot be compared.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         return not self.slow and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin
@@ -92,7 +93,7 @@ class Calibration:
 
 
 class Interference:
-    """Sets how many trials of a study may run in parallel. Create it once the baseline has been measured."""
+    """The number of trials of a study that may run in parallel. Create it once the baseline has been measured."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._num = session, len(session.runner.beside)
@@ -112,7 +113,7 @@ class Interference:
             self._use_one(why)
 
     def check(self, best: TrialRecord) -> None:
-        """Calibrates if that is due, and tells the user the result; does nothing with one slot."""
+        """Calibrates if a calibration is due, and tells the user the result. Does nothing if there is only one slot."""
         if self._num > 1:
             self._num = min(self._num, len(self._session.runner.beside))  # slots may have been left out
             if why := self._why_never if self._num > 1 else NO_OTHER:
@@ -145,7 +146,7 @@ class Interference:
                 self._session.listener.notice(f"{self._num} trials at a time: {self._words(found)}.")
 
     def _recall(self) -> bool:
-        """Takes over the calibration of an earlier run of the study; returns whether it holds for the present slots."""
+        """Reuses the calibration of an earlier run of the study; returns False if it does not hold for the present slots."""
         session, known = self._session, self._session.about.slots
         self._hosts = known.get("hosts", [])
         first = next((one for one in session.records if one.number == known.get("trial")), None)
@@ -169,7 +170,7 @@ class Interference:
 
     @property
     def _has_moved(self) -> bool:
-        """Whether a slot that was lost is now on another machine than in the last calibration."""
+        """Whether a lost slot was replaced by one on a machine that the last calibration did not cover."""
         return bool(Counter(self._hosts_now) - Counter(self._hosts))
 
     def _is_unlike(self, best: TrialRecord) -> bool:
@@ -199,7 +200,7 @@ class Interference:
         return ""
 
     def _why_not(self, best: TrialRecord) -> str:
-        """Returns why trials cannot run in parallel, as far as is known without measuring; "" if they may."""
+        """Returns why trials cannot run in parallel, as far as this is known without a calibration; "" if they may."""
         if why := self._why_never:
             return why
         each_s = self._each_s(best)
@@ -217,7 +218,7 @@ class Interference:
         return max(best.fresh_s - (1 - CACHED_FRAC) * best.phases_s.get("compile", 0.0), 1e-9)
 
     def _left_s(self, each_s: float) -> float:
-        """Returns the time that the search has left on one slot."""
+        """Returns the seconds that the search would still take on one slot if each trial takes `each_s`."""
         left_s = min(self._session.budget.search_left_s, self._num_left * each_s)
         return left_s if math.isfinite(left_s) else 1e12
 
@@ -237,7 +238,7 @@ class Interference:
     def _measured(self, best: TrialRecord) -> Calibration | None:
         """Measures pairs, alone and with neighbours, until the answer is known or the search's time is used up.
 
-        Returns None if MAX_LOST pairs in a row failed.
+        Returns None if MAX_LOST pairs in a row failed, or if there was no complete pair.
         """
         session, num_lost = self._session, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
@@ -255,7 +256,7 @@ class Interference:
             alone, beside = measured if is_alone_first else measured[::-1]
             failing -= beside.keys()
             num_gone = sum(place not in session.runner.beside for place in places)
-            if num_gone:  # slots that were lost for good: the other trials of this pair had fewer neighbours
+            if num_gone:  # slots were lost for good, so this pair had too few neighbours and does not count
                 self._num -= num_gone
                 places = [place for place in places if place in session.runner.beside]
                 continue
@@ -311,11 +312,11 @@ class Interference:
         if found is None:
             return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
         ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}
-        is_cut_off = not found.is_allowed and self._session.budget.search_left_s <= 0  # with a larger budget, it may be allowed
+        is_cut_off = not found.is_allowed and self._session.budget.search_left_s <= 0  # a larger budget may allow more
         to_recall = {
             "allows": found.is_allowed,
             "trial": self._calibrated.number if self._calibrated else None,
-            "hosts": [] if is_cut_off else self._hosts,  # a resumed study does not take it over
+            "hosts": [] if is_cut_off else self._hosts,  # with [], a resumed study calibrates again
             "took_s": self._took_s,
         }
         result = {"num": self._num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": ""}
@@ -323,7 +324,7 @@ class Interference:
 
 
 class Uncalibrated(Interference):
-    """Does not change the number of slots. For replays, because recorded trials have no neighbours."""
+    """A fixed number of slots, for replays: recorded trials had no neighbours."""
 
     def begin(self, baseline: TrialRecord) -> None:
         """Does nothing."""
@@ -359,7 +360,7 @@ def _is_clear(pairs: Sequence[tuple[float, dict[str, float]]]) -> bool:
 
 
 def _takes_free_ports(command: list[str]) -> bool:
-    """Whether a command's processes find each other at a port that is free when they start, instead of always the same one."""
+    """Whether a command's processes meet at a port that is free when they start, instead of at a fixed port."""
     program = program_of(command)
     return program.starter == "torchrun" and STANDALONE in itertools.takewhile(lambda word: word != program.script, command)
 
@@ -374,6 +375,6 @@ def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Se
 
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
-    """Returns the rates by slot, without trials that have none. Infeasible trials count: the baseline may be one."""
+    """Returns {slot: rate}, without failed trials. Trials that violate a constraint count, as the baseline may do so."""
     measured = (one for one in records if one.outcome in (Outcome.ok, Outcome.infeasible))
     return {slot_number(one.slot): one.value for one in measured if one.value}

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import os
 import platform
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,17 +20,18 @@ from autotune.compare.finals import Finals
 from autotune.compare.pareto import confirm_front
 from autotune.compare.tiers import TierFinals
 from autotune.compare.verify import VERIFIED, Verification
-from autotune.detected import findings, missing_processes
+from autotune.detected import missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
-from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
+from autotune.records import StudyRecord, Summary, TrialRecord
 from autotune.run_dir import CUT_OFF, FULL, StudyFolder, is_study
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
+from autotune.study.failed_baseline import why_nothing_worked
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
 from autotune.study.resuming import Earlier, read_earlier
@@ -50,12 +49,9 @@ from autotune.trials.schedule import Ending
 from autotune.trials.session import OutOfTime, Session
 from autotune.trials.settings import memory_of_process_bytes, memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
-from autotune.wording import cycles_text, log_lines, unwatched_text
+from autotune.wording import cycles_text, unwatched_text
 
 ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded; importing threadpoolctl sets it
-# The time limits that the reason of a timeout may name -> their configuration keys.
-LIMITS = {"total": "study.budget.minutes", **{name: f"measure.{name}_s" for name in ("start", "compile", "step")}}
-NO_MODULE = "No module named"  # part of Python's own message
 
 
 def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
@@ -120,7 +116,7 @@ def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new
 def _one_blas_thread() -> contextlib.AbstractContextManager[object]:
     """Limits the linear algebra of this process to one thread.
 
-    The matrices are small, so several threads gain nothing, and would wait for each other while trials use the cores.
+    The matrices are small, so several threads would gain nothing. They would wait for each other while trials use the cores.
     """
     was_set = ALLOWS_DUPLICATES in os.environ
     from threadpoolctl import ThreadpoolController
@@ -212,7 +208,7 @@ class _Study:
         return "complete", ended_because, None
 
     def _search(self) -> str:
-        """Searches, unless an earlier run of the study did so with the same budget; returns why the search ended."""
+        """Searches, unless an earlier run with at least this budget has done so; returns why the search ended."""
         session = self._session
         if session.about.search_ended:
             session.schedule.stay_alone()
@@ -235,7 +231,7 @@ class _Study:
         if self._inputs.config.explain.auto and (best := self._write("running")["best"]):
             try:
                 self._explaining.run(next(one for one in self._session.records if one.number == best["trial"]))
-            except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: there is no node, or the program has changed
+            except (Ending, BadInput, KeyboardInterrupt) as reason:  # BadInput: no node is available, or the program was edited
                 self._session.schedule.stop()
                 if why := str(reason).partition("\n")[0]:
                     self._listener.notice(f"Not everything was explained: {why}")
@@ -261,7 +257,7 @@ class _Study:
         self._check_identity(session.about.identity, "explained")
         self._learn(first)
         summary = self._folder.read_summary()
-        if summary["status"] == "running":  # the study was killed: this process has locked it, so no other works on it
+        if summary["status"] == "running":  # its process was killed: otherwise, this process could not have locked the study
             summary |= {"status": "interrupted", "reason": CUT_OFF}
         record, role = explainable(wanted.trial, session.records, summary, self._folder)
         session.after_trial = lambda: self._amend(summary)
@@ -285,7 +281,7 @@ class _Study:
     def _open(self) -> None:
         if self._earlier:
             self._folder.tidy()
-            self._end_leftovers()  # before records are written, since trials with a record count as free of secrets
+            self._end_leftovers()  # removes secrets, so it comes before records: a trial with a record counts as free of them
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
             if self._earlier.first is None:
@@ -312,7 +308,7 @@ class _Study:
         seal_leftovers(self._folder.path, self._inputs.secrets)
 
     def _check_identity(self, now: dict[str, Any], doing: str = "resumed") -> None:
-        """Checks that machine, program and space are the same as for the trials of earlier runs."""
+        """Raises BadInput if machine, program or search space differ from those of the trials of earlier runs."""
         earlier = self._earlier
         if earlier is None or not earlier.records:
             return
@@ -335,7 +331,7 @@ class _Study:
         session.runner.goal.check_baseline(record)
         session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
-        record.knobs = space.baseline  # what the program sets by itself is known only now
+        record.knobs = space.baseline  # only now is it known what the program sets by itself
         session.recount()
         self._reuse_earlier_studies()
         self._budget.reserve(record)
@@ -395,7 +391,7 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs))
+            raise NothingWorked(why_nothing_worked(record, self._folder, results, self._inputs))
         if missing := missing_processes(results[0], self._inputs.command.argv({})):
             self._listener.notice(missing)
         watched = str(record.evidence.get("node", {}).get("host") or platform.node())
@@ -436,7 +432,7 @@ class _Study:
         self._folder.tidy()  # killed processes may have left temporary files
 
     def _cause_of(self, fault: BaseException) -> BaseException:
-        """Returns FolderLost if an error came from a folder that cannot be written; else the error itself."""
+        """Returns FolderLost if the study's folder cannot be written, which explains the error; else the error itself."""
         if isinstance(fault, Exception) and not isinstance(fault, FolderLost):
             try:
                 self._folder.check()
@@ -452,7 +448,7 @@ class _Study:
             with contextlib.suppress(Exception):
                 let_go()
         self._tracker.terminate()
-        if not isinstance(fault, FolderLost) and is_study(self._folder.path):  # else it has not begun: its name is free again
+        if not isinstance(fault, FolderLost) and is_study(self._folder.path):  # else no study has begun
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
             told = str(fault).partition("\n")[0] or self._session.interrupts.reason
             reason = f"internal error: {fault!r}" if is_ours else told
@@ -460,7 +456,10 @@ class _Study:
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
     def _left_s(self, *, is_complete: bool = True) -> float | None:
-        """Returns the seconds of the budget for which a study may wait for the tracker; None without a budget."""
+        """Returns the seconds that a study may wait for the tracker: what its budget leaves, or None without a budget.
+
+        Returns 0 if the study has a budget and is not complete.
+        """
         total_s = self._budget.total_s
         return None if total_s is None else total_s - self._budget.spent_s if is_complete else 0.0
 
@@ -491,19 +490,3 @@ def _is_larger(limit: float | None, earlier: float | None) -> bool:
 def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
     here = host_context(inputs.machine, first, is_recipe=inputs.command.is_recipe)
     return resolve(inputs.space, here, passed=inputs.command.placeholders)
-
-
-def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], inputs: StudyInputs) -> str:
-    lines = [f"baseline: the unchanged program could not be measured, got {record.outcome}: {record.reason}."]
-    lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
-    lines += log_lines(record.evidence)
-    if NO_MODULE in record.reason:
-        first = inputs.command.argv({})[0]
-        words = "Activate the environment that it needs, or name its interpreter."
-        lines.append(f"The program ran with {shutil.which(first) or first}. {words}")
-    limit = record.reason.partition(":")[0]
-    if record.outcome is Outcome.timeout and limit in LIMITS:
-        key, value = LIMITS[limit], operator.attrgetter(LIMITS[limit])(inputs.config)
-        lines.append(f"If it only needs more time than {key}={value:g} allows, raise this limit.")
-    lines.append(f"Tuning needs this measurement. The program's output is in {folder.trial_path(0)}.")
-    return "\n".join(lines)

@@ -9,16 +9,16 @@ from autotune.knobs.catalogue import is_knob, knob
 from autotune.records import Kind, Knobs, KnobValue, Outcome, TrialRecord
 
 BATCH = "loader.batch_size"
-# Knobs whose larger values need more memory: on a device the batch size; on the host also the knobs of the workers.
+# Knobs whose larger values need more memory: the batch size on a device; on the host, also the knobs of loader workers.
 DEVICE_GROWING, HOST_GROWING = (BATCH,), (BATCH, "loader.num_workers", "loader.prefetch_factor")
-# Knobs that change the memory per sample and must be equal for two configurations to be comparable. Environment variables are
-# among them, since a program may read them.
+# Knobs that change the memory per sample. Two configurations are comparable only if these knobs are equal. Environment
+# variables are among them, since a program may read them.
 ALIKE, ALIKE_GROUPS = ("precision.amp", "compile.mode", "backend.sdpa"), ("memory.", "parallel.", "env.")
 ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 
 class Frontier:
-    """Finds the out-of-memory trial of an earlier study that rules out a configuration.
+    """The configurations that ran out of memory in earlier studies.
 
     Args:
         out: the entries that `earlier_studies.inherit` returns under "out_of_memory".

@@ -1,4 +1,4 @@
-"""Proposes the next trial: initial configurations, single changes, the sampler's proposals, costly values. No repeats."""
+"""Proposes the next trial: initial configurations, single changes, the sampler's proposals, values that cost a compilation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 
 import optuna
 
-from autotune import stats
-from autotune.compare.ablation import part_of
-from autotune.compare.effects import estimated
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
-from autotune.records import AGAIN, THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
+from autotune.records import AGAIN, THROUGHPUT, Knobs, KnobValue, Outcome, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
 from autotune.study.design import levels
-from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
+from autotune.study.fewer_changes import of_lower_tiers, without_ineffective
+from autotune.study.initial import LATE, Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
 from autotune.study.sampling import inform, machine_of
 from autotune.study.search_budget import SearchBudget
@@ -31,17 +29,16 @@ from autotune.trials.configurations import ConfigurationKey, configuration_key
 from autotune.trials.schedule import Ending
 from autotune.trials.session import Session
 
-# After this many known configurations in a row from the sampler, the space counts as used up, unless it has at most MAX_LISTED
-# points: then they are searched for one that is left.
+# After the sampler has proposed this many known configurations in a row (known: no trial is needed, see settled.py), the space
+# counts as used up. If it has at most MAX_LISTED points, all of them are first searched for one that is left.
 MAX_REPEATED_PROPOSALS, MAX_LISTED = 40, 10_000
-SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
+SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones replace the sampler's
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-# The late proposals wait for the running trials, because one of them may become the best. If at most FEW_FRAC times as many
-# trials run as have finished, this is unlikely. Then the late proposals come at once, since waiting would leave slots idle.
+# Late proposals (see `_late`) wait until the running trials have ended, because one of these may become the best. If at most
+# FEW_FRAC times as many trials run as have finished, this is unlikely, and waiting would only leave slots idle.
 FEW_FRAC = 0.1
-UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
-SINGLE, SAMPLER, LATE = "single", "sampler", "late"  # origins of proposals; see TrialRecord.origin
+SINGLE, SAMPLER = "single", "sampler"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
@@ -49,11 +46,11 @@ NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be
 
 
 class Search:
-    """Proposes and measures configurations until time, trials or proposals run out.
+    """The search of a study: proposes and measures configurations until time, trials or proposals run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
     each on the best configuration so far, and then the best configuration restricted to lower tiers. Any remaining time goes to
-    cheap configurations again.
+    cheap configurations again. If RatesSampler leads the search, it proposes all of these values itself.
 
     A resumed search follows the same steps. Trials of earlier runs are passed to the sampler and count as tried. Trials that an
     earlier run could not finish come first.
@@ -66,13 +63,13 @@ class Search:
         self._parity, self._culprits = Parity(session), Culprits(space)
         self._settled = Settled(session, self._parity, self._culprits)
         self._names = session.runner.goal.names
-        # Whether RatesSampler leads the search: it makes single changes itself, and decides which compilations are worth their
-        # time. It needs a single objective that depends on the rate alone; otherwise TPE takes its place.
+        # Whether RatesSampler leads the search. It then makes single changes itself and decides which compilations are worth
+        # their time. It needs a single objective that depends on the rate alone; otherwise TPE replaces it.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._budget = SearchBudget(session, is_led=self._is_led)
         self._compiled = {key for _, key, _ in space.costly()}  # knobs with values that cost a compilation
         self._costly = [] if self._is_led else space.costly()
-        self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
+        self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}  # the costly knobs in cheap proposals
         self._distributions = space.distributions()
         free = {key: found for key, found in self._distributions.items() if key not in self._hold}
         self._single_changes = SingleChanges(space, list(free), session.host_context)
@@ -95,7 +92,7 @@ class Search:
         # were disturbed or interrupted, because the sampler proposes each point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
-        self._is_listing = False  # whether the sampler has missed configurations of a small space, so that these are listed
+        self._is_listing = False  # whether the points of a small space are listed, because the sampler has missed some
         self._unaffordable: list[tuple[str, str, KnobValue]] = []  # see `_unaffordable_values`
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
         self._reason = ""
@@ -172,6 +169,7 @@ class Search:
     # Order -------------------------------------------------------------------------------------------------------
 
     def _proposals(self) -> Iterator[Proposal]:
+        """Yields the proposals of the whole search, except questions about failures."""
         yield from self._fitting(self._again())
         if self._sampler_name != "grid":  # a grid visits these configurations anyway
             yield from self._fitting(earlier_seeds(self._session, self._hold, self._settled.is_known))
@@ -183,10 +181,10 @@ class Search:
         costly = [(key, value) for _, key, value in self._costly]
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=lambda: self._budget.is_time_for_late(self._incumbent, costly))
-        if self._parity.is_possible:  # otherwise no trial needs to end first, and waiting would leave slots idle
+        if self._parity.is_possible:  # the wait for the best leaves slots idle, so it is made only if losses can be compared
             self._session.schedule.drain()
             self._compare_losses()
-        if self._is_led:  # the late proposals of such a search only remove changes from the best, so they may begin later
+        if self._is_led:  # late proposals then only remove changes from the best, so they may begin later
             yield from self._cheap(until=lambda: self._budget.is_time_for_tiers(self._incumbent))
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -201,8 +199,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        Such a proposal comes immediately, unless the suspected value costs a compilation. Then it waits until the sampler
-        proposes a configuration with that value, and is tried instead: both take about as long and often gain as much.
+        Such a proposal comes immediately, unless the suspected value costs a compilation. In that case, it waits until the
+        sampler proposes this value, and replaces that proposal. Both take about as long and often gain as much.
         """
         yield from iter(self._question, None)
         for proposal in proposals:
@@ -232,7 +230,7 @@ class Search:
     def _is_answerable(self, key: str, knobs: Knobs) -> bool:
         """Whether a trial of `knobs` is new, affordable, and would show whether its change of `key` fails.
 
-        A trial that runs out of memory would not show it. False if a running trial already tests the same change, even on
+        A trial that runs out of memory would not show it. Also False if a running trial already tests the same change, even in
         another configuration.
         """
         asking = (one.knobs for one in self._settled.pending.values() if one.origin == f"{SINGLE} {key}")
@@ -241,7 +239,7 @@ class Search:
         return not self._settled.is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
-        """Compares the losses of the best so far with the baseline's. If they differ, goes on with the next best."""
+        """Compares the losses of the best so far with the baseline's. If they differ, does the same for the next best."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -283,12 +281,12 @@ class Search:
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was {was}", origin=record.origin)
 
     def _unaffordable_values(self) -> list[tuple[str, str, KnobValue]]:
-        """Returns the costly values that RatesSampler cannot try, because they do not fit the budget as far as is known."""
+        """Returns the costly values that are expected not to fit the budget, so that RatesSampler cannot try them."""
         values, best = self._space.costly() if self._is_led else [], self._incumbent
         return [one for one in values if not self._budget.fits(self._space.active({**best.knobs, one[1]: one[2]}))]
 
     def _announce_unaffordable_values(self) -> None:
-        """Notifies the user of `_unaffordable` values that were not tried. Compilations may prove cheaper than expected."""
+        """Notifies the user of those `_unaffordable` values that were not tried after all."""
         for why, key, value in self._unaffordable:
             if not self._settled.is_measured(key, value):
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")
@@ -316,33 +314,16 @@ class Search:
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
         if self._costly:
             self._session.schedule.drain()
-        best = self._incumbent  # only now, since a costly value may have become the best
-        if self._sampler_name != "grid" and (trimmed := self._trimmed()):
+        best = self._incumbent  # a configuration with a costly value may have become the best
+        if self._sampler_name != "grid" and (trimmed := without_ineffective(self._session, best)):
             yield trimmed
-        for tier in (Tier.numerics, Tier.exact):
-            kept = {key: value for key, value in best.changed.items() if self._space.tier({key: value}).rank <= tier.rank}
-            if kept:
-                knobs = self._space.active({**self._space.reference, **kept})
-                why = f"the best so far (trial {best.number}) as far as tier {tier} allows"
-                yield Proposal(knobs=knobs, why=why, origin=LATE)
+        yield from of_lower_tiers(self._space, best)
 
     def _wait_for_the_best(self) -> None:
         """Waits until no trial runs, unless the running trials are too few to expect that one of them becomes the best."""
         schedule = self._session.schedule
         if schedule.num_running > FEW_FRAC * self._budget.num_searched:
             schedule.drain()
-
-    def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without its ineffective changes, so that the finals measure what will be exported."""
-        session, best = self._session, self._incumbent
-        lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
-        margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)
-        found = estimated(best.changed, lost, session.searched, session.earlier_noise)
-        idle = [key for key in best.changed if key in found and found[key].ratio <= 1 + margin]
-        if not idle:
-            return None
-        why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
-        return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
     def _doubtful(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
@@ -417,7 +398,7 @@ class Search:
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
-            elif self._settled.is_known(proposal.knobs):  # a trial of it is running
+            elif self._settled.is_known(proposal.knobs):  # its trial is running
                 self._forget(proposal)
                 num_known += 1
             elif not self._budget.fits(proposal.knobs):
@@ -436,10 +417,7 @@ class Search:
         return None
 
     def _missed(self) -> Proposal | None:
-        """Returns a configuration that is left although the sampler did not find it; None in a large space.
-
-        Of a range, a few values count, see `coding.levels_of`.
-        """
+        """Returns a point of `design.levels` that the sampler did not find and that needs a trial; None in a large space."""
         listed = {key: values for key, values in levels(self._space).items() if key not in self._hold}
         if math.prod(map(len, listed.values())) > MAX_LISTED:
             return None
@@ -487,7 +465,7 @@ class Search:
             tell(self._study, proposal.trial, record, **self._limits())
 
     def _forget(self, proposal: Proposal) -> None:
-        """Tells the sampler that a proposal was not measured: it may be proposed again."""
+        """Tells the sampler that a proposal was not measured, so that it may propose it again."""
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=optuna.trial.TrialState.FAIL)
 
@@ -514,7 +492,7 @@ class Search:
 
     @property
     def _incumbent(self) -> TrialRecord:
-        """The best trial so far; with several objectives, the best at one of them, a different one after each trial."""
+        """The best trial so far. With several objectives, the best at one of them; the objectives take turns."""
         return self._session.tally.best(self._budget.num_searched % len(self._names)) or self._session.baseline
 
     def _may_go_on(self) -> bool:

@@ -1,10 +1,11 @@
 """Measures configurations of the search space several times each, so that searches can be replayed.
 
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and slow
-changes of the machine affect all configurations alike. Trials run as in a search, but without racing.
+changes of the machine affect all configurations alike. Trials run as in a search, but slow ones are not stopped early.
 
-A search ends with one of the best few configurations. Their rates may differ by less than repeated measurements of one of them,
-so `record.repeats_of_best` measures the best few more often. The rounds that measure all configurations decide which these are.
+A search ends with one of the best few configurations. Their rates may differ by less than repeated measurements of one of them.
+So `record.repeats_of_best` measures the best few more often. The rounds that measure all configurations decide which ones are
+the best few.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Place = tuple[ConfigurationKey, int]  # configuration and round
 
 
 class Recording:
-    """Makes the missing measurements. Measurements of earlier runs count."""
+    """The measurements of a recording. Measurements of earlier runs count, so that only missing ones are made."""
 
     def __init__(self, session: Session) -> None:
         config = session.inputs.config
@@ -87,9 +88,8 @@ class Recording:
     def _best(self, num_rounds: int) -> list[Knobs]:
         """Returns the best few configurations, best first, by their mean over the rounds that measure all configurations.
 
-        As in a replay, a configuration is left out if half or more of its measurements have an outcome that is barred from
-        winning (`Outcome.may_win`). A stricter rule would drop the best configuration for a single unsteady measurement out of
-        three.
+        As in a replay, a configuration is left out if at least half of its measurements may not win (`Outcome.may_win`). A
+        stricter rule would drop the best configuration if one of three measurements was unsteady.
         """
         values: dict[ConfigurationKey, list[float | None]] = defaultdict(list)
         for record in self._session.records:
@@ -134,7 +134,7 @@ def _worth(scores: list[float | None]) -> float:
 
 
 def _counted(records: list[TrialRecord]) -> tuple[Counter[Place], Counter[Place]]:
-    """Returns how often each configuration was measured in each round, and how often an attempt was disturbed or cut off."""
+    """Returns, for each configuration and round, the number of measurements and of attempts that were disturbed or cut off."""
     answered: Counter[Place] = Counter()
     chances: Counter[Place] = Counter()
     for record in records:

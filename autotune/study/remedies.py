@@ -1,6 +1,6 @@
-"""Tries the remedies of a trial's findings: measures the program with and without each, alternately.
+"""Tries the remedies of a trial's findings: measures the program alternately with and without a remedy.
 
-These trials are checks. Neither the search nor the verdict uses them.
+The trials that do so are checks. Neither the search nor the verdict uses checks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CHECKS = 3  # at most this many findings get a new check each time a trial i
 # WIDE_FRAC of the rate, up to MAX_PAIRS pairs each.
 WIDE_FRAC, MAX_PAIRS = 0.1, 8
 # If a check that skips stages ended with an outcome in FAILED, it is repeated only with --retry, or after the program was
-# edited. Outcomes in MAY_PASS may be due to chance, so a note about them names --retry.
+# edited. Outcomes in MAY_PASS may be due to chance, so notes about such checks name --retry.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 Pair = tuple[float, float]  # score with the remedy, score without
@@ -33,7 +33,7 @@ ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a dr
 
 
 class Side(NamedTuple):
-    """One side of a comparison: session, knobs, name, skipped stages, whether it runs the fixed program."""
+    """One side of a comparison: session, knobs, text shown for its trials, skipped stages, if it runs the fixed program."""
 
     session: Session
     knobs: Knobs
@@ -43,12 +43,12 @@ class Side(NamedTuple):
 
 
 class Remedies:
-    """Tries the findings of one trial, each with the setting that it proposes, or without the stages that cost too much.
+    """The checks of one trial's findings. A check tries the setting that a finding proposes, or skips the costly stages.
 
     Args:
         session: the study.
         evidence: what is known about the trial.
-        ends_s: when no further check may start, as the study's clock shows it; None if nothing limits them.
+        ends_s: time on the study's clock by which checks are expected to end; None without a limit.
         is_retrying: whether to try a finding again if its trial failed before.
     """
 
@@ -58,12 +58,10 @@ class Remedies:
         self._num_before = len(session.records)
 
     def try_all(self, findings: Sequence[Finding], tried: dict[int, checks.Check], *, is_repeating: bool) -> None:
-        """Tries findings while there is time, the largest gains first, in one ABBA round each.
-
-        Rounds of earlier calls count.
+        """Tries findings while there is time, in one round each (see ORDER). Rounds of earlier calls count.
 
         Args:
-            findings: the findings, in order.
+            findings: the findings, the largest gain first.
             tried: gets each check as soon as it is made: index of a finding -> its check.
             is_repeating: whether uncertain checks are repeated in the time left.
         """
@@ -110,7 +108,7 @@ class Remedies:
         return pairs
 
     def _try(self, finding: Finding) -> list[Pair]:
-        """Measures what a finding's remedy gains in one ABBA round. Returns its pairs; [] if it was not measured."""
+        """Measures what a finding's remedy gains in one round. Returns the round's pairs; [] if it was not completed."""
         session, record, cause = self._session, self._record, finding.cause
         knobs, skipped = self._remedied(finding)
         has_failed = not self._is_retrying and self._failed_without(finding) is not None
@@ -148,7 +146,7 @@ class Remedies:
             return None
         new = self._checks(self._num_before)
         ended = [one for one in new if one.origin == finding.cause and not is_measured(one)]
-        ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # those lacked time: see `_untried_text`
+        ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # they lacked time: see `_untried_text`
         return self._failed_without(finding) or next(iter(ended), None)
 
     def _ended_text(self, findings: Sequence[Finding], trial: TrialRecord) -> str:
@@ -179,7 +177,7 @@ class Remedies:
         return self._record.knobs, finding.without.stages if finding.without else ()
 
     def _pairs_s(self, finding: Finding) -> float:
-        """Returns the expected seconds of one ABBA round. At most one trial compiles; the others use the cache."""
+        """Returns the expected seconds of one round. At most one of its trials compiles; the others use the cache."""
         changed = self._remedied(finding)[0]
         each_s = self._session.again_start_s(self._record) + self._record.phases_s.get("steady", 0.0)
         return len(ORDER) * min(self._record.fresh_s, each_s) + self._session.compile_s(self._record, changed)
@@ -191,7 +189,7 @@ def is_open(finding: Finding) -> bool:
 
 
 def is_measured(one: TrialRecord) -> bool:
-    """Whether a check has a rate. A check that violates a constraint counts, too: it is not a candidate for the best."""
+    """Whether a check has a rate. It may violate a constraint, because it is not a candidate for the best."""
     return bool(one.score) and one.outcome in (Outcome.ok, Outcome.infeasible)
 
 
@@ -202,7 +200,7 @@ def measured_pairs(record: TrialRecord, cause: str, sides: Sequence[Side], ends_
         record: the trial that is explained.
         cause: cause of the finding.
         sides: the side without the remedy, the side with it.
-        ends_s: when no further trial may start, as the study's clock shows it; None if nothing limits them.
+        ends_s: time on the study's clock by which the trials have to end; None without a limit.
     """
     records = sides[0].session.records
     number = 1 + last_round(records, Kind.check)

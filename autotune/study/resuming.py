@@ -55,7 +55,7 @@ def read_earlier(folder: StudyFolder) -> Earlier:
         advice = "Move that trial's folder away to continue without the trial, or start a new study with `autotune run`."
         raise BadInput(f"{folder.path}: cannot be continued, got {error}. {advice}") from error
     ended = [_cut_off(request, folder.trial_path(request.number)) for request in folder.read_cut_off()]
-    cut_off = [record for record in ended if record.number]  # trial 0 is measured again under its number, but its time counts
+    cut_off = [record for record in ended if record.number]  # trial 0 is measured again as trial 0; its time counts
     counted = [record for record in records if record.kind not in (Kind.explain, Kind.check)]
     measured_s = sum(record.seconds / (1 + record.neighbours) for record in counted)
     earlier = Earlier(about=about, records=sorted([*records, *cut_off], key=lambda record: record.number), cut_off=cut_off)
@@ -106,7 +106,7 @@ def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
     progress = ProgressFile(path / protocol.PROGRESS_FILE, now_s=lambda: math.inf)
     progress.read()
     seconds = progress.changed_s - min(progress.entered_s.values(), default=progress.changed_s)
-    passed_s = time.time() - request.started_at  # a limit, because a program may write anything into this file
+    passed_s = time.time() - request.started_at  # limits `seconds`, because the program may write anything into this file
     return TrialRecord(
         **request.shared(),
         outcome=Outcome.interrupted,
@@ -118,9 +118,9 @@ def _cut_off(request: TrialRequest, path: Path) -> TrialRecord:
 
 
 def was_stopped(record: TrialRecord) -> bool:
-    """Whether a trial ended early because the user or the budget wanted it, so that it says nothing about its configuration.
+    """Whether the user or the budget ended a trial early, so that the trial says nothing about its configuration.
 
-    If autotune was killed or the node was lost, the configuration may be the cause: it may use up the machine's memory.
+    False if autotune was killed or the node was lost. The configuration may be the cause: it may use up the machine's memory.
     """
     is_cut_off = record.evidence.get("cause") == CUT_OFF_CAUSE or NODE_LOST in record.evidence
     return record.outcome is Outcome.interrupted and not is_cut_off

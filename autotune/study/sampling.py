@@ -1,4 +1,4 @@
-"""Gives the sampler facts about machine and configurations that are not in the journal's trials."""
+"""Gives the sampler facts about machine and configurations that the trials in Optuna's journal do not contain."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ ANSWER_AFTER = 2
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
 # Even with several slots, RatesSampler's first NUM_ALONE trials run one after another: the expert's configurations, and the
 # best of them with the largest batch that fits. Each is chosen by what the one before it showed. If all began at once, a single
-# setting could make them all fail. They also find the configuration with which the slots are calibrated: a calibration with the
-# baseline would have to be repeated as soon as the best is much faster, and it takes longer than these trials.
+# setting could make them all fail. The slots are then calibrated with the best of these trials. A calibration with the baseline
+# would take longer than these trials, and would have to be repeated as soon as the best is much faster.
 NUM_ALONE = NUM_LED_SEEDS + 1
 # While few trials have finished, only as many as have finished may run at once, but at least FIRST_AT_ONCE: 16 trials that are
 # chosen from the baseline alone find little. In eight replays of each of seven recorded tables with 16 slots, the first ten
 # trials reached .994 instead of .748 of what ten trials one after another reach, in no more time. With more than MAX_HELD_SLOTS
-# slots, nothing is held back: there are so many trials that a few uninformed ones matter less than idle slots.
+# slots, all run from the start: there are so many trials that a few uninformed ones matter less than idle slots.
 FIRST_AT_ONCE, MAX_HELD_SLOTS = 4, 64
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
 TOO_DEAR = "the rest of the budget is too small to try and confirm another configuration"
@@ -86,7 +86,7 @@ class SearchBudget:
         return self._session.budget.fits(expected_s, again_s=again_s, has_finalist=self._has_finalist)
 
     def why_nothing_fits(self) -> str:
-        """Returns the reason: no time even for a cheap trial, or no time to confirm the remaining configurations."""
+        """Returns why no configuration fits: no time even for a cheap trial, or no time to confirm the remaining ones."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
         return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
 
@@ -128,7 +128,7 @@ class SearchBudget:
         return self._session.budget.is_time_for_late(self.num_begun, [each_s] * len(Tier), late_frac=1.0)
 
     def weigh(self, best: TrialRecord, expected_improvement: float | None) -> None:
-        """Counts proposals in a row whose expected improvement does not justify the time they take from ablation and finals."""
+        """Counts proposals in a row that promise too little to justify the time they take from ablation and finals."""
         session = self._session
         again_s = session.costs.again_s(best.knobs, best.changed)
         answer_s = ANSWER_PAIRS * self._pair_s(best) + ANSWER_ROUNDS * (len(best.changed) + 1) * again_s
@@ -163,7 +163,7 @@ class SearchBudget:
 
     @property
     def _has_finalist(self) -> bool:
-        """Whether the finals have something to measure. Until then, the search may use the time that is kept for them."""
+        """Whether a trial would enter the finals. Until then, the search may use the time reserved for the finals."""
         best, baseline = self._session.tally.best_changed, self._session.baseline
         if best is None or self._num_objectives > 1 or baseline.outcome is Outcome.infeasible:
             return best is not None

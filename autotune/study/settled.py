@@ -23,7 +23,7 @@ MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut
 
 
 class Settled:
-    """What a search knows about the configurations of its space. `Search` decides what to try next.
+    """The configurations of a search that need no trial.
 
     Attributes:
         pending: the proposals whose trials are running, by configuration.
@@ -48,11 +48,11 @@ class Settled:
         self._culprits.learn(record)
 
     def own_trial(self, changed: Knobs) -> TrialRecord | None:
-        """Returns the trial that settled a configuration; None if there is none."""
+        """Returns the trial after which a configuration counts as tried (see `note`); None if there is none."""
         return self._known.get(configuration_key(changed))
 
     def is_measured(self, key: str, value: KnobValue) -> bool:
-        """Whether a settled configuration changed this knob to this value."""
+        """Whether a configuration that counts as tried changes this knob to this value."""
         return any(record.changed.get(key) == value for record in self._known.values())
 
     def is_known(self, knobs: Knobs) -> bool:
@@ -61,7 +61,7 @@ class Settled:
         return configuration_key(changed) in self.pending or self.known_as(knobs, changed) is not None
 
     def known_as(self, knobs: Knobs, changed: Knobs) -> TrialRecord | None:
-        """Returns a configuration's own trial, or a trial that rules it out; None if the configuration has to be measured."""
+        """Returns the trial of this configuration, or a trial that rules it out; None if it has to be measured."""
         own = self.own_trial(changed) or self._parity.barring(changed) or self._frontier.beyond(knobs)
         return own or (None if self._is_grid else self._culprits.barring(changed))
 

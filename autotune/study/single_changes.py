@@ -1,4 +1,4 @@
-"""Proposes the best trial so far with one knob changed, as an expert does by hand. A short study has no time for more."""
+"""Proposes the best trial so far with one knob changed, as experts do. A short study has no time for random trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAITING_FRAC = 0.2  # fraction of time waiting for input above which a trial is 
 
 
 class SingleChanges:
-    """Proposes neighbours of a configuration and counts how often each knob was changed."""
+    """The changes of a single knob to try, and how often each knob was changed."""
 
     def __init__(self, space: ResolvedSpace, keys: list[str], host_context: HostContext | None) -> None:
         self._space, self._keys = space, keys

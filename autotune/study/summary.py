@@ -75,16 +75,16 @@ class _Study:
 
     Attributes:
         everything: all trials.
-        records: the trials without those that only explain.
+        records: all trials except the passes and checks of `autotune explain`.
         first: trial 0; None before it was measured.
         baseline: trial 0 if it has a rate.
-        best: the best configuration; None without a baseline.
+        best: trial of the best configuration; None without a baseline.
     """
 
     def __init__(self, about: StudyRecord, records: list[TrialRecord], standing: Standing) -> None:
         self.about, self.everything, self.standing, self.decision = about, records, standing, standing.decision
         self.records = [one for one in records if one.kind not in (Kind.explain, Kind.check)]
-        # A resumed study may have to measure the baseline again. Until then, its first record is of another trial.
+        # If a resumed study has to measure the baseline again, its first record is that of another trial until then.
         self.first = self.records[0] if self.records and self.records[0].kind is Kind.baseline else None
         self.baseline = self.first if self.first and self.first.outcome.has_value else None
         self.best = self._best(self.baseline) if self.baseline else None
@@ -170,7 +170,7 @@ class _Study:
         return top if ratio is not None and ratio > 1 + ONE_ROUND_FRAC else baseline
 
     def _by_tier(self) -> dict[str, Any]:
-        """Returns {tier: entry of the best configuration of this tier or a lower one}."""
+        """Returns {tier: entry of the best configuration of this or a lower tier}."""
         baseline, best = self.baseline, self.best
         if baseline is None or best is None:
             return {}
@@ -237,8 +237,7 @@ class _Study:
 
         Returns [] if the finals have a pair, or if they did not measure the configuration again.
 
-        In a measurement without an interval, one slow step may dominate. So such measurements are used only if there are no
-        others.
+        In a measurement without an interval, one slow step may dominate. So measurements with an interval are preferred.
         """
         if self.decision is not None and self.decision.ratio is not None:
             return []
@@ -348,7 +347,7 @@ class _Study:
         }
 
     def _failed_finalists(self) -> list[dict[str, Any]]:
-        """Returns the configurations that looked faster and then failed, if no configuration was found to be faster."""
+        """Returns the configurations that looked faster and then failed; [] if a faster configuration was found."""
         if self.best is None or self.best.changed or self.decision is None:
             return []
         return [

@@ -11,9 +11,9 @@ from autotune.trials.events import Listener, Tracking
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 
-# At its end, a study waits for the tracker, at most DRAIN_S without a time budget. With a budget, a complete study waits for
-# what is left of it, but at least BUDGETED_DRAIN_S and at most DRAIN_S. A wait that may be longer than BUDGETED_DRAIN_S is
-# announced after SILENT_S.
+# At its end, a study without a time budget waits at most DRAIN_S seconds for the tracker. A complete study with a budget waits
+# as long as the budget lasts, but at least BUDGETED_DRAIN_S and at most DRAIN_S. An incomplete study with a budget waits
+# BUDGETED_DRAIN_S. A wait that may be longer than BUDGETED_DRAIN_S is announced after SILENT_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 
@@ -25,7 +25,7 @@ class Tracker:
         inputs: the inputs of the study.
         folder: the study's folder.
         listener: receives notices.
-        interrupts: the user's interrupts, one of which ends the wait.
+        interrupts: the user's interrupts; an interrupt ends the wait.
     """
 
     def __init__(self, inputs: StudyInputs, folder: StudyFolder, listener: Listener, interrupts: Interrupts) -> None:
@@ -40,7 +40,7 @@ class Tracker:
             self._listener.notice(incomplete(self._folder, f"it could not be started ({error.strerror})"))
 
     def wait(self, left_s: float | None) -> None:
-        """Waits for the process, which exits once it has read the final summary; says so if the copy is incomplete.
+        """Waits for the process, which exits once it has copied the final summary; notifies the user of an incomplete copy.
 
         Args:
             left_s: seconds of the budget that may be used; None without a budget.

@@ -81,7 +81,7 @@ class Writer:
             self._listener.notice(f"No report was written ({error}). `autotune report {call(self._folder)}` makes it.")
 
     def note_trial(self) -> None:
-        """Notes that a trial has ended, so that the summary on disk is old."""
+        """Notes that a trial has ended, so the summary on disk lacks it."""
         self._is_old = self._folder.is_kept
 
     def write_when_due(self, num_trials: int, write: Callable[[], object]) -> None:
