@@ -248,7 +248,7 @@ def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tu
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder, without links; [] if the folder is named "trials" and is itself a link."""
+    """Returns the folders in a folder, without links; [] for a study's "trials" that is itself a link."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
         return there if folder.name != "trials" or not folder.is_symlink() else []

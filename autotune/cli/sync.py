@@ -36,9 +36,8 @@ ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a kille
 class TrackingProcess:
     """Subprocess that mirrors a running study.
 
-    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial. It ends
-    by itself soon after its parent. After `hurry`, it ends once it has written everything or the
-    store does not answer.
+    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
+    It ends by itself soon after its parent. After `hurry`, it ends once it has written everything or the store does not answer.
 
     Args:
         folder: the study.

@@ -32,7 +32,7 @@ ROWS: dict[str, Row] = {
     "loader.prefetch_factor": lambda value, _: {"dataloader_prefetch_factor": value},
     "loader.pin_memory": lambda value, _: {"dataloader_pin_memory": value},
     "loader.persistent_workers": lambda value, _: {"dataloader_persistent_workers": value},
-    "precision.amp": lambda value, _: {"bf16": value == "bf16", "fp16": value == "fp16"},  # not both true
+    "precision.amp": lambda value, _: {"bf16": value == "bf16", "fp16": value == "fp16"},  # the Trainer rejects both as true
     "precision.matmul": _tf32,
     "compile.mode": lambda value, _: (
         {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}

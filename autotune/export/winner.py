@@ -34,7 +34,7 @@ class Winner:
             num_workers=0. Its step.accumulation counts all batches of a step: autotune's value times the program's own,
             because another tool's setting replaces the program's own accumulation instead of multiplying it.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
-            the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
+            the trial added; {} otherwise. best.yaml omits it: in `autotune apply`, the harness makes this choice again.
         full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
