@@ -59,7 +59,7 @@ class LiveView(View):
         console: the terminal.
         path: the study's folder.
         clock: returns monotonic seconds.
-        budget_clock: returns the seconds of the study's clock, by which its budget counts; None for `clock`.
+        budget_clock: returns the seconds of the study's clock, which measures the use of the budget; None for `clock`.
         begun_s: moment on the study's clock from which the budget counts; None for now.
     """
 
