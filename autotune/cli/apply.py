@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from autotune.config.compose import Composed
 
 LENGTH = "train.epochs"  # key that decides only how long a recipe trains
-# What affects the training of a recipe, apart from knobs: groups of keys (with a dot at the end) and single keys.
+# Keys, besides knobs, that affect the training of a recipe: groups of keys (with a dot at the end) and single keys.
 USED = ("model.", "data.", "train.", "program.", "device.kind", "device.index", "launch.nproc")
 EXAMPLE = "autotune apply best.yaml -- python train.py"
 MAX_SCRIPT = 1 << 16  # characters of a shell script that are searched
@@ -156,7 +156,7 @@ def _of_another_program(best: Best, argv: list[str]) -> list[str]:
 def _shutting_out(argv: list[str]) -> list[str]:
     """Returns a warning if the command seems to keep the settings out of the program; [] otherwise.
 
-    Whether it does cannot be checked later, because the program replaces this process.
+    This cannot be checked later, because the program replaces this process.
     """
     from autotune.config.wrapped_commands import ELSEWHERE, program_of, spread_by
 
@@ -241,7 +241,7 @@ def _check(overrides: Sequence[str]) -> None:
 
 
 def _other_than_measured(overrides: Sequence[str], claim: Claim, composed: Composed) -> list[str]:
-    """Returns the overrides that make the training differ from what was measured; its length makes no difference."""
+    """Returns the overrides that make the training differ from the measured one. Another length is no difference."""
     from autotune.config.keys import settings
 
     now, then = {**settings(composed.config), **composed.space.pinned}, {**claim.settings, **claim.pinned}
@@ -272,7 +272,7 @@ def _set_by_placeholders(template: CommandTemplate, knobs: Knobs) -> Knobs:
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:
     """Replaces this process. From then on, exit status, signals, terminal and children are the program's own."""
-    prepare()  # as in a trial
+    prepare()  # the same limits and signals as in a trial
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     try:

@@ -99,7 +99,7 @@ def _folder(overrides: Sequence[str], data: str | None) -> str | None:
 def _problem(folder: str) -> str:
     """Returns why a folder cannot be read; "" if it can be read.
 
-    If the folder's file system hangs, the result is "", too: the probe reports this problem.
+    If the folder's file system hangs, the result is "", too. The probe then reports that it hangs.
     """
     found: list[str] = []
     looking = threading.Thread(target=lambda: found.append(problem(folder)), daemon=True)
@@ -130,7 +130,7 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
         has_gpus = bool(answers["gpus"].facts.get("gpus"))
         if has_gpus:
             say("importing torch")
-        # Without `own`, whose path has the folder of autotune: another torch than the interpreter's may be installed there.
+        # Not `own`: its PYTHONPATH contains autotune's folder, where a torch other than the interpreter's may be installed.
         probe = start(interpreters(python, with_import=has_gpus), INTERPRETER_S, os.environ)
         answers["interpreter"] = probe.answer()
         answers["data"] = Answer()

@@ -1,4 +1,4 @@
-"""Implements `autotune run --dry-run`: prints what would run and how much fits the budget, as far as that is known."""
+"""Implements `autotune run --dry-run`: prints what would run and how much fits the budget, as far as known in advance."""
 
 from __future__ import annotations
 

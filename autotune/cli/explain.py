@@ -117,7 +117,7 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     summary = read_summary(folder)
     document = summary.get("explanation") or {}
     if not document.get("explained"):
-        why = str(document.get("skipped") or "").partition(";")[0]  # the rest names the command
+        why = str(document.get("skipped") or "").partition(";")[0]  # the rest repeats the command given below
         skipped = f" ({why})" if why else ""
         raise BadInput(
             f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run `autotune explain {call(folder)}`."
@@ -170,7 +170,7 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any], secrets: Secrets | None) -> StudyInputs:
-    """Returns the study's inputs, without a budget, since explaining ends by itself. `secrets`: those of a fixed program."""
+    """Returns the study's inputs, without a budget: explaining ends by itself. `secrets`: those of a fixed program, if any."""
     from autotune.cli.run import inputs_of
     from autotune.config.recorded import recorded
     from autotune.config.schema import Budget

@@ -95,7 +95,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
 
 
 def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) -> Ended:
-    """Runs the inspection in a temporary folder. Even if it is interrupted, saves the copies of overwritten files."""
+    """Runs the inspection in a temporary folder. Saves the copies of overwritten files, even after an interruption."""
     running = launcher.start(launch)
     out, said, began_s = console(stderr=True), "", time.monotonic()
     try:
@@ -147,7 +147,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob. `run` and `inspect` resolve the search space with the same code."""
+    """Returns a row per knob: its value, the values that `run` would try, or why `run` would not change the knob."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve

@@ -59,7 +59,7 @@ class LiveView(View):
         console: the terminal.
         path: the study's folder.
         clock: returns monotonic seconds.
-        budget_clock: returns the seconds of the study's clock, by which its budget counts; None for `clock`.
+        budget_clock: returns the seconds of the study's clock, which measures the use of the budget; None for `clock`.
         begun_s: moment on the study's clock from which the budget counts; None for now.
     """
 
@@ -77,11 +77,11 @@ class LiveView(View):
         self._begun_s = self._budget_clock() if begun_s is None else begun_s
         self._study: StudyRecord | None = None
         self._baseline: TrialRecord | None = None
-        # Baseline and searched trials with their negative scores, best first. Which of them may win changes with loss parity.
+        # Baseline and searched trials with their negative scores, best first. Loss parity may rule out some of them later.
         self._rated: list[tuple[float, TrialRecord]] = []
         self._counts: dict[str, int] = {}
         self._running: dict[int, _Running] = {}
-        self._slots: dict[str, Any] = {}  # as they were when the study started: the table's columns must not change later
+        self._slots: dict[str, Any] = {}  # set once, when the study starts, so that the table's columns stay the same
         self._outlook: tuple[Outlook, float] | None = None  # the latest outlook, and when it was reported
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
@@ -193,7 +193,7 @@ class LiveView(View):
 
     @property
     def _best(self) -> TrialRecord | None:
-        """The best trial so far; None if there is none that may win. Loss parity may rule out a trial that has ended."""
+        """The best trial so far; None if no trial may win. It also changes when loss parity rules out an ended trial."""
         return next((trial for _, trial in self._rated if is_better(self._about, trial.as_json(), None)), None)
 
     def _best_line(self) -> Text:

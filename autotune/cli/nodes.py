@@ -28,7 +28,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any], *, is_alone: bool = F
     Args:
         composed: the study's configuration.
         facts: `machine.host_facts()` of this machine.
-        is_alone: whether trials only run one at a time. Then a cluster is asked for a single slot.
+        is_alone: whether trials only run one at a time. If so, requests a single slot from a cluster.
 
     Raises:
         BadInput: no machine is available, the study cannot run there, or srun has started several autotunes.

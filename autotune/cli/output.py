@@ -11,13 +11,13 @@ from autotune.errors import BadInput
 from autotune.studies import around, check_output
 
 STDOUT = "-"
-# Occur in the first bytes of our exports, reports and pictures.
+# Marks in the first bytes of autotune's own exports, reports and pictures.
 OURS = (b"# autotune: the best configuration", b'content="autotune ', b"Software\0autotune")
 HEAD_BYTES = 4096
 
 
 def output_file(typed: str | None, name: str) -> Path | None:
-    """Returns the file that `-o` names; None for standard output. If `-o` names a folder, the file has its usual name there.
+    """Returns the file that `-o` names, or the file `name` in the folder that `-o` names; None for standard output.
 
     Args:
         typed: the value of `-o`; None if it was not given.
@@ -52,9 +52,9 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(content: bytes, file: Path, option: str = "--output") -> None:
-    """Checks that a file may be replaced: it is missing, empty, already as wanted, or has one of OURS near its beginning.
+    """Checks that a file may be replaced: it is missing, empty, equal to `content`, or has a mark (OURS) near its beginning.
 
-    Exports without comments, such as `ds_config.json`, have none of OURS.
+    Exports without comments, such as `ds_config.json`, contain no mark, so only the same content may replace them.
 
     Raises:
         BadInput: it has other content, or is a record of a study.
@@ -91,8 +91,8 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
         BadInput: as `write`.
     """
     check_output(file, option)
-    # A pipe, or a device such as /dev/full, is written into. Only in a study's folder, which a stranger may have made, a file
-    # replaces it.
+    # Content is written into a pipe or a device such as /dev/full. But in a study's folder, which a stranger may have made, a
+    # regular file replaces the pipe or device.
     is_special = os.path.exists(file) and not file.is_file() and around(file) is None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

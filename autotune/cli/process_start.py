@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-# Python itself starts in less time than this. A process that is older when autotune begins was another program first, such as
-# a shell that called `exec`. Then its age is ignored.
+# Python itself starts in less time than this. If the process is older when autotune begins, it was another program first, such
+# as a shell that called `exec`, and its age is ignored.
 STARTING_S = 5.0
 # rich and typer fail on sizes such as a superscript 2, 10**20 or letters, and print nothing at all into 0 columns.
 SIZE, SIZES = re.compile("[1-9][0-9]{0,3}"), ("COLUMNS", "LINES", "TERMINAL_WIDTH")
@@ -26,7 +26,7 @@ def begin(*, is_process: bool) -> None:
     """Records that a command begins, unsets variables whose terminal size is impossible, and opens closed standard streams.
 
     Args:
-        is_process: whether this process runs only this command; the command then began when the process started.
+        is_process: whether this process runs only this command. If so, the command began when the process started.
     """
     global _began_s
     _began_s = time.monotonic() - (_age_s() if is_process else 0.0)
@@ -55,7 +55,7 @@ def _open_streams() -> None:
 
 
 def silence(stream: IO[str]) -> None:
-    """Redirects all further output of a stream to /dev/null, also what its buffer still holds."""
+    """Redirects all further output of a stream to /dev/null, including the content of its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

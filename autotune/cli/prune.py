@@ -42,8 +42,8 @@ OF_TRIAL = {  # files of trials that are over
     OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
-LEAST_NAME = 16  # characters for a study's name; if fewer would be left, the table omits the columns for the kinds
-MAX_FOREIGN = 5  # names of files and folders that autotune did not make, for each study
+LEAST_NAME = 16  # characters for a study's name; if fewer would be left, the table omits the columns per kind
+MAX_FOREIGN = 5  # at most so many files and folders that autotune did not make are named for each study
 REMOVED = ".removed"  # suffix of a study's name while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -248,7 +248,7 @@ def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tu
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder, without links; [] if the folder is named "trials" and is itself a link."""
+    """Returns the folders in a folder, without links; [] for a study's "trials" that is itself a link."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
         return there if folder.name != "trials" or not folder.is_symlink() else []
@@ -286,7 +286,7 @@ def _remove_one(path: Path, *, is_study: bool) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
-    if is_study:  # a folder of this name may be left by a removal that was interrupted
+    if is_study:  # a random name, because an interrupted removal may have left a folder
         path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}{REMOVED}"))
     shutil.rmtree(path)  # follows no links
 

@@ -74,13 +74,13 @@ def run_recording(
 
     if begun:
         begun.check_free()
-    inputs = _inputs(composed, facts)  # may wait for a node and find none: the folder is made afterwards
+    inputs = _inputs(composed, facts)  # may fail for lack of a node, so the folder is made afterwards
     folder = begun or create(Path(composed.config.runs_dir), composed.name)
     code = 0
     try:
         code = carry_out(resume_study if begun else run_study, inputs, folder, as_json=as_json, is_quiet=is_quiet)
     except BaseException as stop:
-        if not (isinstance(stop, Interrupted) and "record.minutes" in str(stop)):  # else the normal end: the time is used up
+        if not (isinstance(stop, Interrupted) and "record.minutes" in str(stop)):  # reaching record.minutes is a normal end
             _try_to_write(folder, output, as_json=as_json)
             raise
     _write(folder, output, as_json=as_json)
@@ -140,7 +140,7 @@ def _begun(runs: Path, composed: Composed) -> StudyFolder | None:
         try:
             about = folder.read_study()
             if about.recording and about.base == composed.name and _is_same(about, composed):
-                found.append(((about.sequence, about.started_at), folder))  # numbers may be equal, see `studies.find`
+                found.append(((about.sequence, about.started_at), folder))  # sequence numbers may be equal, see `studies.find`
         except (OSError, ValueError):
             continue
     return max(found, key=lambda pair: pair[0])[1] if found else None

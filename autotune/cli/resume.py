@@ -44,7 +44,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     from autotune.machine import host_facts
     from autotune.study import resume_study
 
-    # A new budget may go to the search. Verifications and recordings run one trial at a time.
+    # Only searches run trials in parallel, and a new budget may continue a search. Verifications and recordings do not.
     is_alone = bool((study.search_ended and not overrides) or study.verifies or study.recording)
     composed = recorded(study, folder.config_file, overrides, is_alone=is_alone)
     check_cwd(study)

@@ -112,7 +112,7 @@ def check_grid(composed: Composed) -> None:
     from autotune.search.samplers import checked_grid
 
     space = composed.space
-    held = {BATCH_SIZE, ACCUMULATION.key} if space.is_held else set()  # then only divisors of train.global_batch are tried
+    held = {BATCH_SIZE, ACCUMULATION.key} if space.is_held else set()  # their domains shrink to divisors of train.global_batch
     keys = [key for key in space.typed - held - space.pinned.keys() if key in space.domains]
     searched = [key for key in keys if tier_of(knob(key), is_held=space.is_held).rank <= space.tiers.rank]
     checked_grid({key: domain.distribution() for key in searched if (domain := space.domains[key])})

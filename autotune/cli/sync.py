@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NICENESS = 19  # so that mirroring does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
-# JSON list of the secrets in command or configuration. The process inherits those in variables.
+# JSON list of the secrets in command or configuration. The process inherits secret variables anyway.
 SECRETS_VARIABLE = "AUTOTUNE_SECRETS"
 ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a killed tuner
 
@@ -36,9 +36,8 @@ ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a kille
 class TrackingProcess:
     """Subprocess that mirrors a running study.
 
-    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial. Soon
-    after its parent has ended or was killed, it ends by itself. After `hurry`, it ends once it has written everything or the
-    store does not answer.
+    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
+    It ends by itself soon after its parent. After `hurry`, it ends once it has written everything or the store does not answer.
 
     Args:
         folder: the study.
@@ -68,7 +67,7 @@ class TrackingProcess:
             )
 
     def hurry(self) -> None:
-        """Restarts it at normal priority, for the end of a study: at the lowest, it might get no processor time at all."""
+        """Restarts it at normal priority, for the end of a study. At the lowest priority, it might get no processor time."""
         self.terminate()
         self._process = self._start(*(word for word in self._argv if word != "--follow"))
 
@@ -118,8 +117,8 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
 
     Args:
         runs: the runs folder.
-        uri: address for all studies; those configured with another address are named and skipped. None: each study's address
-            is used.
+        uri: address for all studies; those configured with another address are named and skipped. None for each
+            study's own address.
         as_json: print the states of the mirrors as one JSON document.
     """
     if uri == store.embedded_uri(runs):
@@ -153,7 +152,7 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
 
 
 def _is_running(folder: StudyFolder) -> bool:
-    """Whether a tuner is running the study. The one that started this process does not count: its trials have ended by now."""
+    """Whether a tuner is running the study, other than the tuner that started this process, whose trials have ended by now."""
     owner = owner_of(folder.path)
     return owner is not None and (owner.get("host"), owner.get("pid")) != (platform.node(), os.getppid())
 

@@ -58,7 +58,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments to print."""
         for segment in super().render(renderable, options):
-            is_plain = segment.control or segment.text.isprintable()  # true for most; halves the time for a long list
+            is_plain = segment.control or segment.text.isprintable()  # true for most segments; halves the time for a long list
             yield segment if is_plain else segment._replace(text=plain(segment.text))
 
 

@@ -19,7 +19,7 @@ from autotune.wording import communication_text, head_text, rank_names, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
 NARROW = 72  # columns; narrower terminals do not show D and L either, to keep room for what changed
-QUIET_OUTCOMES = ("ok", "raced")  # shown with their value alone, without a reason
+QUIET_OUTCOMES = ("ok", "raced")  # outcomes whose rows show no reason
 INDENT = 7  # where the outcome column begins
 
 
@@ -77,7 +77,7 @@ def left_out(width: int | None) -> Text | None:
 
 
 def starts(trials: Sequence[dict[str, Any]]) -> Text | None:
-    """Returns a line on how many trials were started warm; None if there are none."""
+    """Returns a line on how many trials were started warm; None if no trial was."""
     spared_s = [float(trial.get("spared_s") or 0.0) for trial in trials if trial.get("start") == "warm"]
     if not spared_s:
         return None

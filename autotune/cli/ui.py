@@ -44,7 +44,7 @@ NO_MODULES = "--app-dir=/"  # otherwise uvicorn would first look for modules in 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERY = ("0.0.0.0", "::")  # listening on all addresses of this machine
 ANY_PORT = ("localhost:*", "127.0.0.1:*")  # a port forwarded by ssh may have another number on the user's own machine
-NO_PROXY = urllib.request.ProxyHandler({})  # Python would ask $http_proxy for the server on this machine, too
+NO_PROXY = urllib.request.ProxyHandler({})  # otherwise requests to this machine would go through $http_proxy, too
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 
 
@@ -163,7 +163,7 @@ def _bring_up_to_date(runs: Path) -> None:
 def _sync(runs: Path, here: str) -> int:
     """Mirrors all studies and returns the exit status, negative if a signal ended it.
 
-    It runs in a subprocess, since this process would otherwise keep MLflow in memory until the server ends.
+    The mirroring runs in a subprocess. Otherwise, this process would keep MLflow in memory until the server ends.
     """
     argv = [sys.executable, "-P", "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
@@ -251,7 +251,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
 def _page(url: str, runs: Path, *handlers: urllib.request.BaseHandler, charts: bool = False) -> str:
     """Returns the address of the page for the newest study's program; the server's own address if the page is unknown.
 
-    The server is asked through these handlers, and Python's usual ones.
+    Asks the server with a urllib opener of these handlers and Python's usual ones.
     """
     from autotune.trackers import views
 

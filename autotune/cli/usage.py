@@ -33,7 +33,7 @@ def is_usage_error(error: Exception) -> bool:
 
 
 def usage_problem(error: Exception, arguments: list[str]) -> str:
-    """Returns a usage error of the CLI library as a message in autotune's form, with the valid name nearest to a typo."""
+    """Returns a usage error of the CLI library in autotune's form; for an unknown name, it suggests the nearest valid name."""
     context = getattr(error, "ctx", None)
     command = arguments[:1] if arguments and not arguments[0].startswith("-") else []
     path = getattr(context, "command_path", " ".join(["autotune", *command]))

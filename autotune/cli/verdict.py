@@ -235,7 +235,7 @@ def _rest(summary: Summary, path: Path) -> Table:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for a pipe. Omits the reason for a failure, which the final error message gives."""
+    """Returns the verdict as plain lines, for a pipe. Omits why a study failed: the final error message says it."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claim_lines(summary), *_last_lines(summary, path)]

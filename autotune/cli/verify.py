@@ -49,6 +49,7 @@ def verify(asked: Asked, *, as_json: bool) -> int:
         BadInput: the file, the command or a key cannot be used.
         NothingWorked: the program does not train with its own settings.
         ClaimBroken: the claim does not hold on this machine now.
+        NotMeasured: no round was completed.
         Interrupted, FolderLost: as for `run`.
     """
     from autotune.config.claim import Verify, check_bounds, read_claim
@@ -70,7 +71,7 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=long_minutes)
     from autotune.study import run_study
 
-    inputs = inputs_to_verify(composed, wanted, facts)  # may wait for a node and find none: the folder is made afterwards
+    inputs = inputs_to_verify(composed, wanted, facts)  # may fail for lack of a node, so the folder is made afterwards
     folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
     return carry_out(run_study, inputs, folder, as_json=as_json)
 
@@ -141,7 +142,7 @@ def no_command(file: str, typed: str) -> BadInput:
 
 
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
-    """Returns (study, best.yaml). If study is None, the typed command or the recipe is run, otherwise the study's program."""
+    """Returns (study, best.yaml). Without a study, the typed command or the file's recipe is run, else the study's program."""
     folder = meant(asked.runs, asked.what)
     if isinstance(folder, Path):
         return None, folder

@@ -17,7 +17,7 @@ SPACE = "space."  # prefix of the searched knobs in a study's identity
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """An entry of a summary, with its claims."""
+    """A configuration to export: an entry of a study's summary, with what the summary says about it."""
 
     summary: Summary
     entry: dict[str, Any]  # the study's best entry, or the best of a tier

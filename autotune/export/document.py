@@ -16,7 +16,7 @@ from autotune.plain_text import one_line
 from autotune.records import KnobValue
 
 MAX_LINE = 160
-MAX_COPIED = 1 << 16  # what the reader copies is not cut
+MAX_COPIED = 1 << 16  # limit for text that the reader copies: so high that such text is not cut in practice
 
 # Function that returns a library's keys and values for a knob's value; None if the library cannot express it.
 Row = Callable[[Any, Winner], dict[str, Any] | None]

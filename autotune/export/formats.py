@@ -48,7 +48,7 @@ def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") 
     """
     check_format(format)
     found = winner(summary, tier)
-    with malloc.as_on(summary["machine"]):  # a login node may have other allocators, or have them elsewhere
+    with malloc.as_on(summary["machine"]):  # the measured machine's allocators: this machine's may differ
         exported = TEXTS[format](found) if format in TEXTS else _configuration(found, format, file)
     if found.nothing and not exported.header:
         exported = replace(exported, notes=[*exported.notes, found.nothing])

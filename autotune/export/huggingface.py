@@ -20,19 +20,19 @@ def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
 
 
 def _tf32(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
-    """Returns the `tf32` setting; None if the Trainer has none: it rejects tf32=True on a CPU, and does not know "medium"."""
+    """Returns the `tf32` setting; None if there is none: the Trainer rejects tf32=True on a CPU and does not know "medium"."""
     return {"tf32": value == "high"} if value == "highest" or (value == "high" and winner.device == "cuda") else None
 
 
 # All these names exist in TrainingArguments from transformers 4.50 to 5.23.
 ROWS: dict[str, Row] = {
-    # With several GPUs in one process, the Trainer uses nn.DataParallel, and makes its loader's batches as many times larger.
+    # With several GPUs in one process, the Trainer uses nn.DataParallel, and multiplies the batch size by the number of GPUs.
     "loader.batch_size": lambda value, winner: winner.per_device("per_device_train_batch_size", value),
     "loader.num_workers": lambda value, _: {"dataloader_num_workers": value},
     "loader.prefetch_factor": lambda value, _: {"dataloader_prefetch_factor": value},
     "loader.pin_memory": lambda value, _: {"dataloader_pin_memory": value},
     "loader.persistent_workers": lambda value, _: {"dataloader_persistent_workers": value},
-    "precision.amp": lambda value, _: {"bf16": value == "bf16", "fp16": value == "fp16"},  # it rejects both as true
+    "precision.amp": lambda value, _: {"bf16": value == "bf16", "fp16": value == "fp16"},  # the Trainer rejects both as true
     "precision.matmul": _tf32,
     "compile.mode": lambda value, _: (
         {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}

@@ -31,10 +31,10 @@ class Winner:
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
-            num_workers=0. The value of step.accumulation in it is multiplied by the number of batches that the program itself
-            accumulates, because a setting of another tool replaces the program's own.
+            num_workers=0. Its step.accumulation counts all batches of a step: autotune's value times the program's own,
+            because another tool's setting replaces the program's own accumulation instead of multiplying it.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
-            the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
+            the trial added; {} otherwise. best.yaml omits it: in `autotune apply`, the harness makes this choice again.
         full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
@@ -72,7 +72,7 @@ class Winner:
         return [key for key, value in self.active.items() if not knob(key).environment(value)]
 
     def per_device(self, name: str, batch_size: int) -> dict[str, Any] | None:
-        """Returns {name: samples of a batch on one GPU}; None if that is no whole number."""
+        """Returns {name: samples of a batch on one GPU}; None if this is not a whole number."""
         each, rest = divmod(batch_size, self.num_replicas)
         return {name: each} if each and not rest else None
 
@@ -88,7 +88,7 @@ def _own_values(summary: Summary) -> Knobs:
 
 
 def _held_accumulation(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
-    """Returns the accumulation with which a configuration reaches `train.global_batch`; {} if none is needed."""
+    """Returns the accumulation with which the knobs `full` reach `train.global_batch`; {} if none is needed."""
     batch, each = own.get(BATCH_SIZE.key), own.get(ACCUMULATION.key)
     if "train.global_batch" not in (summary.get("settings") or {}) or not isinstance(batch, int) or not isinstance(each, int):
         return {}

@@ -60,5 +60,5 @@ def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:
 
 
 def _quoted_text(value: Any) -> Any:
-    # A title may contain the user's own command line, including "${...}".
+    # Texts may contain the user's command line. `literal` escapes "${", which OmegaConf would take for a reference.
     return _Quoted(literal(storable(value))) if isinstance(value, str) else value
