@@ -84,10 +84,7 @@ def _bounded(claim: Claim, composed: Composed) -> Callable[[dict[str, Any]], Com
         from autotune.config.claim import check_bounds
         from autotune.machine import host_context
 
-        try:
-            check_bounds(claim, host_context(facts, None, is_recipe=False, is_node=True))
-        except BadInput as error:
-            raise BadInput([problem.replace("this machine", "the node") for problem in error.problems]) from error
+        check_bounds(claim, host_context(facts, None, is_recipe=False, is_node=True))
         return before(facts) if before else composed
 
     return on_node

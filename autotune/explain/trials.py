@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.compare.effects import estimated
+from autotune.compare.effects import estimated, undoubted
 from autotune.compare.noise import known_noise
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.records import Kind, Knobs, KnobValue, TrialRecord
@@ -45,7 +45,7 @@ class Tried:
         is possible.
         """
         was, changed = self.record.changed, self._changed(key, value)
-        here, there = _logs(was, self.records), _logs(changed, self.records)
+        here, there = _scores(was, self.records), _scores(changed, self.records)
         if here and there:
             half = NORMAL_95 * self.noise.spread * math.sqrt(1 / len(here) + 1 / len(there))
             return measured_gain_of(_mean(there) / _mean(here), half)
@@ -64,7 +64,7 @@ class Tried:
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
-        if value is None or not having or _logs(self._changed(key, value), self.records):
+        if value is None or not having or _scores(self._changed(key, value), self.records):
             return False
         rivals = [
             one for one in ran if one.kind in MEASURING and one.score and one.knobs.get(key) == self.record.knobs.get(key)
@@ -114,11 +114,11 @@ def configuration_with(record: TrialRecord, key: str, value: KnobValue, space: R
     return space.active({**space.reference, **record.knobs, key: value})
 
 
-def _logs(changed: Knobs, records: Sequence[TrialRecord]) -> list[float]:
+def _scores(changed: Knobs, records: Sequence[TrialRecord]) -> list[float]:
     """Returns the scores of all usable measurements of a configuration."""
     key = configuration_key(changed)
-    able = [one for one in records if one.kind is not Kind.check and one.score and one.outcome.may_win]
-    return [one.score for one in able if one.score and configuration_key(one.changed) == key]
+    same = [one for one in records if one.kind is not Kind.check and configuration_key(one.changed) == key]
+    return [one.score for one in undoubted(same) if one.score and one.outcome.may_win]
 
 
 def _mean(scores: Sequence[float]) -> float:

@@ -95,7 +95,8 @@ def _check_bounds(knob: Knob, value: float, host_context: HostContext) -> None:
     if high is not None and value > high:
         least = low if low is not None else "..."
         is_of_cores = knob.key == "loader.num_workers" or knob.key.startswith("threads.")
-        why = f"more than this machine can serve ({host_context.num_cores} effective cores)" if is_of_cores else "too large"
+        cores = f"{host_context.num_cores} effective core{'' if host_context.num_cores == 1 else 's'}"
+        why = f"more than {cores} can serve" if is_of_cores else "too large"
         raise BadInput(f"{knob.key}: {why}, got {shown(value)}. Allowed: {least} to {high}.")
 
 

@@ -165,7 +165,7 @@ def test_number_of_cores_of_a_login_node_does_not_limit_what_runs_on_a_cluster(c
     document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
     document["loader"]["num_workers"] = 4096
     (place / "many.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
-    assert "many.yaml: loader.num_workers: more than this machine can serve" in cli.refused("verify", "many.yaml", *COMMAND)
+    assert "many.yaml: loader.num_workers: more than" in cli.refused("verify", "many.yaml", *COMMAND)
     cli.environment["PATH"] = str(tmp_path)  # without srun
     assert "srun is not installed" in cli.refused("verify", "many.yaml", "launcher=slurm", *COMMAND)
 
@@ -184,7 +184,7 @@ def test_value_that_the_node_of_a_cluster_cannot_serve_is_refused(place, tmp_pat
         what="many.yaml", overrides=("launcher=slurm",), command=COMMAND[1:], runs=tmp_path, rounds=2, minutes=1.0,
         is_long=False, long_minutes=None,
     )  # fmt: skip
-    with pytest.raises(BadInput, match=r"many\.yaml: loader\.num_workers: more than the node can serve \(2 effective"):
+    with pytest.raises(BadInput, match=r"many\.yaml: loader\.num_workers: more than 2 effective cores can serve"):
         verify(asked, as_json=False)
     assert closed
 

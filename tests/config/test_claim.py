@@ -55,7 +55,7 @@ def test_values_that_only_another_machine_can_serve_are_read_but_not_verified_he
     claim = read(render(summary, "yaml", None).text)
     assert claim.changed["loader.num_workers"] == 4096
     check_bounds(claim, HostContext(num_cores=2048))
-    with pytest.raises(BadInput, match=r"best\.yaml: loader\.num_workers: more than this machine can serve \(4 effective"):
+    with pytest.raises(BadInput, match=r"best\.yaml: loader\.num_workers: more than 4 effective cores can serve"):
         check_bounds(claim, HERE)
 
 

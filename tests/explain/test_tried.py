@@ -15,7 +15,7 @@ from autotune.explain.findings import found
 from autotune.explain.gains import Gain
 from autotune.explain.trials import Tried, noise_or_usual
 from autotune.harness.explain.documents import FORWARD
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import AGAIN, Kind, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from tests.explain import made
@@ -97,6 +97,14 @@ def test_a_trial_with_other_changes_refutes_a_value_only_if_it_is_far_slower() -
     for rate, is_refuted in ((11_000.0, False), (5000.0, True), (None, False)):
         both = trial(1, rate, {AMP: "bf16", OPTIMIZER: "fused"}, Outcome.ok if rate else Outcome.timeout)
         assert tried(STUDY[0], both, of=STUDY[0]).is_refuted(OPTIMIZER, "fused") is is_refuted, rate
+
+
+def test_a_rate_in_doubt_does_not_count_once_it_was_measured_again() -> None:
+    doubted = trial(9, 40_000.0, {AMP: "bf16"})
+    again = replace(trial(10, 13_000.0, {AMP: "bf16"}), origin=AGAIN)
+    gain = tried(STUDY[0], doubted, again, of=STUDY[0]).gain(AMP, "bf16")
+    assert gain is not None
+    assert gain.mid == pytest.approx(13_000 / 12_960 - 1, abs=0.001)
 
 
 def test_a_disturbed_trial_refutes_nothing() -> None:

@@ -47,7 +47,7 @@ def test_values_are_read_from_all_usual_spellings(key: str, raw: Any, expected: 
         ("loader.num_workers", None, "not a whole number, got None"),
         ("loader.num_workers", [1], "not a whole number"),
         ("loader.num_workers", -1, "too small, got -1"),
-        ("loader.num_workers", 10_000, "more than this machine can serve"),
+        ("loader.num_workers", 10_000, "can serve, got"),
         ("loader.batch_size", 0, "too small"),
         ("loader.batch_size", 10**30, "too large, got 1000000000000000000000000000000. Allowed: 1 to 1048576."),
         ("loader.prefetch_factor", 100, "too large, got 100. Allowed: 1 to 64."),
