@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from autotune.cli import process_start
 from autotune.cli.output import STDOUT, check_ours, encoded, output_file, write
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
@@ -43,7 +44,7 @@ def export(
     if as_json and output not in (None, STDOUT):
         raise BadInput(f"--json: prints the file's text and writes no file, got -o {output}, too. Leave one of them out.")
     file = output_file(output, file_name(format_, up_to))
-    if file is None and not sys.stdout:
+    if file is None and not process_start.has_stdout():
         raise BadInput("--output: standard output is closed, got no file. Give -o FILE.")
     exported = render(read_summary(folder), format_, up_to, file=str(file or ""))
     if as_json:

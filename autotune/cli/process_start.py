@@ -54,6 +54,11 @@ def _open_streams() -> None:
             )
 
 
+def has_stdout() -> bool:
+    """Whether the caller has left standard output open."""
+    return bool(sys.stdout) and "stdout" not in closed
+
+
 def silence(stream: IO[str]) -> None:
     """Redirects all further output of a stream to /dev/null, including the content of its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -101,7 +101,7 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
         problems.append(
             "--json: with -o - the report itself goes to standard output, got both. Give -o FILE, or leave out --json."
         )
-    if asked.output == STDOUT and (not sys.stdout or "stdout" in process_start.closed):
+    if asked.output == STDOUT and not process_start.has_stdout():
         problems.append("--output: standard output is closed, got '-'. Give -o FILE.")
     named = output_file(asked.output, REPORT)
     if asked.picture and named and os.path.abspath(asked.picture) == os.path.abspath(named):

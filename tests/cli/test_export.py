@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -127,14 +128,13 @@ def test_env_file_that_sets_nothing_says_so_and_names_the_complete_format(cli):
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 
 
-def test_export_needs_a_file_when_standard_output_is_closed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_study(tmp_path / "runs")
-    monkeypatch.setattr(sys, "stdout", None)  # as after `>&-`
-    assert main(["export"]) == 2
-    assert main(["export", "-o", "best.yaml"]) == 0
-    monkeypatch.undo()
-    assert "--output: standard output is closed, got no file. Give -o FILE." in capsys.readouterr().err
+@pytest.mark.parametrize(("words", "status"), [("export", 2), ("export -o best.yaml", 0), ("report -o -", 2)])
+def test_closed_standard_output_is_refused_if_it_is_to_get_the_text(cli, words, status):
+    make_study(cli.cwd / "runs")
+    line = f'exec "$0" -m autotune {words} >&-'
+    ended = subprocess.run(["sh", "-c", line, sys.executable], cwd=cli.cwd, env=cli.environment, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == status, ended.stderr
+    assert ("--output: standard output is closed" in ended.stderr) is (status == 2)
 
 
 def test_sync_of_all_studies_prints_one_json_document(tmp_path, monkeypatch, capsys):
