@@ -2,8 +2,9 @@
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
 MODULE is one that the server imports: torch, and others that libraries.py has found. FD is the server's end of a socket pair.
-PARENT is the supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single
-multi-threaded operation, such operations would hang in every child. Each trial prints what the imports have printed.
+PARENT is the supervisor's process id. The server runs no user code and does not initialise CUDA. It creates no tensor: after a
+single multi-threaded operation in the server, such operations would hang in every child. Each trial prints again what the
+server's imports have printed.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
     supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
@@ -41,7 +42,7 @@ CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA withou
 READS_CHECK = "_nvml_based_avail"  # the function of torch.cuda that reads this variable
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
-OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
+OF_TORCH = {"torch", "torchvision"}  # the threads and descriptors that importing these two leaves behind are harmless
 LONGEST = 1 << 16  # a trial prints at most this many bytes of what the imports have printed
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
 # A thread of pyarrow that a forked process can do without: jemalloc then frees memory in the threads that allocate it.
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def load(modules: List[str]) -> Dict[int, bytes]:
-    """Imports the modules that trials should find imported; returns what this prints to descriptors 1 and 2.
+    """Imports the modules that trials should find imported; returns {descriptor: text} of what this prints to 1 and 2.
 
     Raises:
         RuntimeError: an import initialised CUDA, which no forked child could then use.
@@ -112,7 +113,7 @@ def cuda_unused() -> Iterator[None]:
     """Lets torch check for CUDA without initialising it.
 
     If torch is imported already, its function READS_CHECK is replaced until the context ends. Otherwise the variable CUDA_CHECK
-    is set until then. If a library sets the variable meanwhile, it stays, as in a fresh process.
+    is set until then. If a library sets the variable meanwhile, the library's value stays, as in a fresh process.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, READS_CHECK):
