@@ -26,8 +26,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
-# If one of these is set, `affinity.ranks_of_host` knows how many ranks share cores. torchrun sets the first. Open MPI and Slurm,
-# which set the others, usually give each rank its own cores.
+# If one of these is set, `affinity.ranks_of_host` knows how many ranks share cores: torchrun sets the first; Open MPI and
+# Slurm, which set the others, usually give each rank its own cores.
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_TASKS")
 
 

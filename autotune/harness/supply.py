@@ -25,9 +25,9 @@ LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue shrinks
 LEAST_BATCHES = 3  # with fewer batches in a window, the time that a batch takes is not known
 GLANCE_S = 0.1  # minimum time between two readings; without this limit, ranks of a group would read at every step
 # The step and the workers share cores if together they ask for more cores than are available: by more than SHARED_FRAC of the
-# available cores, and by more than SHARED_CORES cores. A worker asks for a core while it uses one and, as workers that share
-# cores use no more than the step leaves them, also while it waits for this program to leave one. While a worker waits, all cores
-# are in use, by this program or by others. So this program's share of the cores is also its share of the wait.
+# available cores, and by more than SHARED_CORES cores. A worker asks for a core while it uses one, and also while it waits for
+# one that this program uses, because workers that share cores use only what the step leaves them. While a worker waits, all
+# cores are in use, by this program or by others. So this program's share of the cores is also its share of the wait.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1
 
 
@@ -120,7 +120,7 @@ class Supply:
         self._before_window = self._totals() if self._opened is None else None
 
     def close_window(self) -> None:
-        """Reads the counters as the window closes. If another loader trains now, discards those read at the window's opening."""
+        """Reads the counters as the window closes. If another loader trains now, discards those from the window's opening."""
         if self._closed is None:
             self._closed = self.read()
             if self._opened is not None and self._closed is not None and self._opened.file != self._closed.file:
