@@ -12,11 +12,10 @@ import itertools
 import math
 import sys
 import threading
-import weakref
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, List, Optional, Set, Tuple
 
 import torch
-from torch import Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
+from torch import cuda, is_autocast_enabled, is_grad_enabled, jit
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -24,8 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data._utils import worker as loader_worker
 
 from . import members
-from .batches import CallSizes
-from .calls import Call, Calls, first_with_samples
+from .calls import Call, first_with_samples
 from .checkpointing import is_in_backward
 from .compiled_functions import CompiledFunctions
 from .context import TrialContext
@@ -33,6 +31,8 @@ from .convolutions import Convolutions
 from .gradient_state import parameters_of
 from .knobs import module as module_knobs
 from .patches import Patch, patches, subclass
+from .roots import Root
+from .wrapping import Wrapping
 
 # Programs check `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
@@ -43,43 +43,6 @@ DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that ta
 # In a process that has made no optimizer, the search for roots ends after this many outermost calls of modules. It begins again
 # when the process makes an optimizer.
 IDLE_CALLS = 64
-
-
-class Root:
-    """A training root: the module, its state at the first call, and the wrapper around its calls.
-
-    Attributes:
-        reference: weak reference to the module: if the program drops the module, its memory must become free.
-        around: function that calls the module in the trial's precision; None if calls need no change.
-    """
-
-    def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
-        first = next(members.parameters(module), None)
-        self.reference, self._kind = weakref.ref(module), type(module)
-        self._first = members.first_parameter(module)
-        self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
-        self.observed, self.device = observed, module_knobs.device_of(module)
-        self.sizes = CallSizes(asked, members.shape_of(first) or ())
-        self.calls = Calls(self.sizes)
-        self.trains_in_evaluation = not module.training
-        self.around: Any = None
-        self.is_passive = False  # nothing is left to find, count or set, so its calls are not intercepted
-
-    @property
-    def module(self) -> Any:
-        """The module; None if it no longer exists."""
-        return self.reference()
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the module or its parameters still exist, or samples of its calls have not been counted in a step yet."""
-        is_counted = bool(self.calls.samples or self.calls.set_aside)
-        return is_counted or self.module is not None or self._first() is not None
-
-    def is_replaced_by(self, module: Any) -> bool:
-        """Whether the program has made another object of the same class around the same parameters, and dropped this one."""
-        first = self._first() if self.module is None and self._kind is type(module) else None
-        return first is not None and first is next(members.parameters(module), None)
 
 
 class Nesting(threading.local):
@@ -98,9 +61,6 @@ class ModuleWatch:
         self._knobs = context.handlers.module
         self.roots: List[Root] = []
         self.convolutions = Convolutions()
-        # Modules whose layout and compilation were set when their wrapper was constructed, and what was observed just before.
-        self._prepared: List[Tuple[Any, Dict[str, Any]]] = []  # weak references; in a dict, they would call the module's __eq__
-        self.wrappers: List[str] = []
         self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
         self.functions = CompiledFunctions(
             context,
@@ -119,7 +79,8 @@ class ModuleWatch:
         self.is_counting = context.spec.mode != "apply"
         self._look_until, self._calls_left = DISCOVERY_STEPS, math.inf
         self._idle_calls_left: float = IDLE_CALLS
-        self._patch_wrappers()
+        self.wrapping = Wrapping(context)
+        patches.on_import("torch._dynamo.eval_frame", self._watch_compiled)
         self.look()
         self._watch_autocast()
 
@@ -251,7 +212,7 @@ class ModuleWatch:
         return any(id(parameter) in held for parameter in members.parameters(module) if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
-        observed, before = module_knobs.observe(module), self._observed_before(members.attribute(module, "module"))
+        observed, before = module_knobs.observe(module), self.wrapping.observed_before(members.attribute(module, "module"))
         if before is not None:
             observed.update({key: before[key] for key in module_knobs.OF_WRAPPED})
         root = Root(module, observed, self._context.spec.passed.get("loader.batch_size"))
@@ -312,26 +273,7 @@ class ModuleWatch:
 
         self._autocasts = patches.install(torch.autocast, "__enter__", around)
 
-    # --- wrappers ---
-
-    def _patch_wrappers(self) -> None:
-        # Layout and compilation must be set on a module before its wrapper is constructed: setting channels_last later raises a
-        # stride error in DDP's reducer.
-        def around(construct: Any) -> Any:
-            def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-                try:
-                    self._wrapping(wrapper, module)
-                    args, kwargs = self._parallel.arguments(construct, wrapper, (module, *args), kwargs)
-                except Exception:
-                    self._context.broke("preparing a module for its wrapper")
-                    args = (module, *args)
-                construct(wrapper, *args, **kwargs)
-                self._parallel.add(wrapper)
-
-            return __init__
-
-        patches.install(DistributedDataParallel, "__init__", around)
-        patches.on_import("torch._dynamo.eval_frame", self._watch_compiled)
+    # --- compiled roots ---
 
     def _watch_compiled(self, eval_frame: Any) -> None:
         # Compiled code bypasses the interception of a root's calls. So if a program compiles a root, the compiled module
@@ -360,18 +302,6 @@ class ModuleWatch:
         self.roots[self.roots.index(inner)] = root
         if not self._intercept(root):
             self.roots[self.roots.index(root)] = inner
-
-    def _observed_before(self, module: Any) -> Optional[Dict[str, Any]]:
-        """Returns what `observe` found of a module before it was prepared for a wrapper; None if it was not prepared."""
-        return next((observed for known, observed in self._prepared if module is not None and known() is module), None)
-
-    def _wrapping(self, wrapper: Any, module: Any) -> None:
-        if self._observed_before(module) is None:
-            observed = module_knobs.observe(module)
-            alive = [each for each in self._prepared if each[0]() is not None]
-            self._prepared = [*alive, (weakref.ref(module), observed)]
-            self._knobs.on_module(module, observed)
-        self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---
 
@@ -592,9 +522,3 @@ def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
         return watch.run(called, own.__call__, args, kwargs)
 
     return __call__
-
-
-def _name(module: Any) -> str:
-    """Returns the class name of a module, or "Wrapper(Inner)" for a wrapped one."""
-    name, inner = type(module).__name__, [members.attribute(module, word) for word in ("module", "_orig_mod")]
-    return next((f"{name}({type(each).__name__})" for each in inner if isinstance(each, Module)), name)

@@ -188,7 +188,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         "num_loaders": len(context.loaders.loaders),
         "batches_per_step": num_batches / num_fed if num_fed else None,
         "modules": [root.name for root in watch.reported],
-        "wrappers": list(watch.wrappers),
+        "wrappers": list(watch.wrapping.names),
         "num_replicas": first.get("num_replicas", 1),
         "num_parameters": [root.num_parameters for root in watch.reported],
         "optimizers": [type(o).__name__ for o in context.optimizers.optimizers()],
