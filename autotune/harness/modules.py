@@ -169,8 +169,8 @@ class ModuleWatch:
             self._context.broke("looking for convolutions")
 
     def _trains_in_evaluation(self) -> bool:
-        # A program may train with its model in evaluation mode, for example to freeze batch normalisation. If a step was made
-        # without any root, calls with gradients enabled count as training.
+        # A program may train with its model in evaluation mode, for example to freeze batch normalisation. So if a step was
+        # made and no root was found, calls with gradients enabled count as training.
         return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
@@ -257,7 +257,7 @@ class ModuleWatch:
             root.around = self._knobs.around_calls(root.module)
 
     def _watch_autocast(self) -> None:
-        # A program may enter autocast inside its module (libraries wrap `forward`), which is not visible in `_adopt`.
+        # A program may enter autocast inside its module (libraries wrap `forward`). `_adopt` cannot see that.
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
                 if not hasattr(context, "is_autotunes_own"):
@@ -454,7 +454,7 @@ class ModuleWatch:
         return self.living or self.roots
 
     def device(self) -> Tuple[str, Optional[int]]:
-        """Returns type and index of the device that trains; if parameters are unknown, the GPU if one is in use.
+        """Returns type and index of the device that trains; if parameters are unknown, a GPU in use or the CPU.
 
         This is the device of the first trained parameter. If it is the CPU, parameters may only be stored there between uses.
         In that case, returns the first device other than the CPU that holds a parameter or the loss, if there is one.
@@ -486,7 +486,7 @@ class ModuleWatch:
 
 
 def _is_exporting(module: Any) -> bool:
-    """Whether a call of this module only serves to export a model: it is traced, or `torch.onnx.export` will trace it."""
+    """Whether a call of this module only exports a model: the module is traced, or `torch.onnx.export` will trace it."""
     tracer: Any = jit
     return tracer.is_tracing() or type(module).__name__ == "ONNXTracedModule"
 
@@ -506,7 +506,7 @@ def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # must come first: the compiler must not trace reads of state that changes
             return own.__call__(self, *args, **kwargs)
-        if root is not None and root.is_passive and self.training:  # most calls end here, whether or not it is the root
+        if root is not None and root.is_passive and self.training:  # most calls end here, whether or not `self` is the root
             return own.__call__(self, *args, **kwargs)
         called = watch.root_of(self) if the_module is None else root if the_module() is self else None
         if called is None or (called.is_passive and self.training) or nesting.depth or is_compiling():

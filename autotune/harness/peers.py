@@ -5,9 +5,8 @@ are added up over a span in which all of them are past their warm-up. Processes 
 are refused, because the harness cannot know how they belong together: they may be independent trainings, or ranks of a library
 that averages gradients itself.
 
-Each process that trains claims a file in the trial's folder at its first step. While a process sees other processes'
-claims, it renews its own regularly. So processes that train now can be distinguished from processes that have finished or were
-killed.
+Each process that trains claims a file in the trial's folder at its first step. While a process sees other processes' claims, it
+renews its own claim regularly. This distinguishes processes that train now from processes that have finished or were killed.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ MIN_RENEWALS = 2  # another process counts as training once it has renewed its c
 # A peer counts as having stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
 # time between our last two looks.
 SILENT_S, SILENT_LOOKS = 10.0, 5.0
-# How long to wait, from the first step, for processes started together with this one: STARTS_MORE times as long as this process
-# took until its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S.
+# How long to wait, from this process's first step on, for processes that were started together with it: STARTS_MORE times as
+# long as this process took until its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S seconds.
 PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and share no model in memory: their steps "
@@ -72,7 +71,7 @@ class Peers:
         self._full_s: Optional[float] = None  # when this process had made enough steps in that window
         self._first_s = self._last_look_s = 0.0
         self._next_look_s = 0.0
-        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # claim -> (its last beat, how often it was renewed, when last)
+        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # claim -> (last beat, number of renewals, time of the last one)
         self._active: Dict[int, Dict[str, Any]] = {}
 
     def claim(self) -> None:
@@ -219,7 +218,7 @@ class Peers:
         )
 
     def has_answered(self, path: str) -> bool:
-        """Returns whether another process has written a result to `path` that must stay: a refusal, or a peer's measurement."""
+        """Returns whether `path` has another process's result that must stay: a refusal, or a peer's measurement."""
         is_among_peers = self._number > 0 or (self._number == 0 and os.path.exists(self._path(1)))
         if not (is_among_peers or self._is_leader):
             return False

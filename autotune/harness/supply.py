@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     """Counters of the training process and of its workers at one moment; batches and CPU seconds since the start."""
 
     now_s: float
-    taken: float  # batches that the training process has received
+    taken: float  # batches that the steps so far have taken
     cpu_s: float  # CPU seconds of this process
     workers: List[worker.Counters]
     file: str = ""  # path of the workers' counters; each loader has its own

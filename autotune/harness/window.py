@@ -20,7 +20,7 @@ class Window:
     Attributes:
         meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
-        plain_s: in mode "explain", seconds of every quiet step (see `clock.Finished`) that contains no evaluation.
+        plain_s: in mode "explain", seconds of each quiet step (see `clock.Finished`) without an evaluation.
         wait_s, busy_s, step_s: sums of these fields of `clock.Finished` over the window's steps.
         is_full: whether the measurement is complete, so that the program may end.
         is_cut_off: whether the window was ended for lack of time.

@@ -42,7 +42,7 @@ NUM_SPECIAL = 2  # ids that are not words
 # KEPT_FRAC stay as they are, and all others are masked.
 MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1
 IGNORED = -100  # label of a token that the loss ignores
-HEAD_SIZE = 64
+HEAD_SIZE = 64  # width of an attention head, if the number of heads is not given
 
 
 @dataclass(frozen=True)

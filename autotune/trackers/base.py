@@ -47,7 +47,7 @@ class Tracker(ABC):
 
         Args:
             folder: the study.
-            is_last: whether this is the last call. The user waits for it, so nothing is tried if the previous call has just
+            is_last: whether this is the last call. The caller waits for it, so nothing is tried if the previous call has just
                 found the destination down.
 
         Raises:

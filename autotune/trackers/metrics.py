@@ -125,7 +125,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
     """Returns a study's progress as {metric: [(trial number, score), ...]}: the best score so far, and the baseline's score.
 
-    A curve has a point for each trial from the first with a score on. Returns {} if there would be fewer than two points.
+    A curve has a point for each trial, beginning with the first that may win. Returns {} instead of curves of one point.
     """
     scores = dict(best_so_far(trials))
     first = min(scores, default=math.inf)

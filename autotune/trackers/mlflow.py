@@ -258,7 +258,8 @@ class MlflowTracker(Tracker):
             return False
         mark, params, numbers = contents.mark(trial), contents.params(trial), contents.metrics(trial)
         tags, digest = contents.tags(trial), contents.digest(trial)
-        # MLflow does not allow params to change. Of two values of a metric with the same time and step, it shows the larger.
+        # A run whose values have changed is deleted and made anew: MLflow does not allow params to change. And of two values of
+        # a metric with the same time and step, it shows the larger.
         if self._known.contradicts(mark, params, numbers):
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
