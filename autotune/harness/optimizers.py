@@ -89,10 +89,10 @@ class OptimizerWatch:
         self._part: Any = nothing
         self._last_part: Any = nothing
         self.is_in_parts = False  # whether each step of the counted optimizer updates only some of its parameters
-        self._short: Any = None  # the counted optimizer's short hook while installed (`Session.plain_step_hook`)
+        self._short: Any = None  # the counted optimizer's short hook (`Session.plain_step_hook`); None if it has the full hooks
         self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs; whether it has stepped the optimizer
         self.is_stepping = self.is_uninstalled = False
-        self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer
+        self._num_left_out = 0  # number of steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip
         self._num_skipped_before = 0  # skipped steps when the window opened
         self.scaler: Optional[Any] = None

@@ -41,8 +41,8 @@ SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers w
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
 LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the record of the loader (loader.py)
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
-# How many levels of objects `facts` looks at (ConcatDataset, list, Subset, data set, Compose, list, transform, size are eight),
-# and how many facts it returns at most.
+# The number of levels of nested objects that `facts` looks at, and the maximum number of facts. Eight levels are, for example:
+# ConcatDataset, list, Subset, data set, Compose, list, transform, size.
 MAX_DEPTH, MAX_FACTS = 8, 1000
 MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most this many items of a list, or bytes of an array, are hashed
 CONTAINERS = (list, tuple, dict, set, deque)

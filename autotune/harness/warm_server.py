@@ -10,9 +10,9 @@ server's imports have printed.
     supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
                 trial's end of another socket pair
 
-The trial is forked twice, so that it becomes a child of the supervisor like any other trial. It writes its process id to its
-socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves like `python SCRIPT ...` or
-`python -m MODULE ...`.
+The trial is forked twice. When the process in between ends, the trial becomes a child of the supervisor (a subreaper), like any
+other trial. It writes its process id to its socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves
+like `python SCRIPT ...` or `python -m MODULE ...`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HARNESS = "_autotune_harness"
 SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA without initialising it
 READS_CHECK = "_nvml_based_avail"  # the function of torch.cuda that reads this variable
-NUM_DESCRIPTORS = 4
+NUM_DESCRIPTORS = 4  # three standard descriptors and a socket
 PR_SET_PDEATHSIG = 1
 OF_TORCH = {"torch", "torchvision"}  # the threads and descriptors that importing these two leaves behind are harmless
 LONGEST = 1 << 16  # a trial prints at most this many bytes of what the imports have printed
@@ -60,7 +60,7 @@ def main() -> None:
         del sys.path[0]  # this folder
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)
-    del sys.argv[1:]  # a library that reads the program's arguments finds none
+    del sys.argv[1:]  # a library that reads the program's arguments must not find the server's
     try:
         before = held()
         printed = load(modules)
