@@ -30,7 +30,8 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     worker_starts.py          how a loader's workers start, and which processes they are
     unpickled.py              loads the harness by its path in a worker that was started without it
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
-    modules.py                which modules train; counts their calls and sets their precision
+    modules.py, roots.py      which modules train; counts their calls and sets their precision
+    wrapping.py               sets the knobs of modules before DistributedDataParallel wraps them
     optimizers.py             detects steps
     writes.py                 detects steps of programs without an optimizer of torch.optim, by writes to parameters
     gradients.py              accumulation and loss scaling (gradient_entry.py: hooks; gradient_state.py: inspects gradients)

@@ -61,7 +61,7 @@ def parameters(module: Any) -> Iterator[Any]:
 def first_parameter(module: Any) -> Callable[[], Any]:
     """Returns a function that returns the first parameter within a module, or None once it no longer exists.
 
-    The function keeps nothing alive. If torch may swap the parameter, it remembers the module that holds the parameter.
+    The function keeps only a weak reference: to the parameter or, if torch may swap its content, to the module that holds it.
     """
     for each in modules(module):
         for name, parameter in _table(each, "_parameters").items():
@@ -78,9 +78,9 @@ def _held_by(owner: Any, name: str) -> Any:
 
 
 def is_swapped(parameter: Any) -> bool:
-    """Whether `Module.to` swaps the parameter's content with that of a new one, as for the shards of FSDP2.
+    """Whether `Module.to` swaps the contents of this parameter and a new one, as it does for FSDP2's shards.
 
-    Torch refuses to swap a tensor to which there is a weak reference.
+    Torch refuses to swap a tensor to which a weak reference exists.
     """
     return is_traceable_wrapper_subclass(parameter) or torch.__future__.get_swap_module_params_on_conversion()
 
@@ -91,9 +91,9 @@ def convert(module: Any, change: Any) -> None:
 
 
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
-    """Returns an attribute of the object itself or of its class; the default if there is none, or if reading it fails.
+    """Returns an attribute of the object or of its class; the default if there is no such attribute, or if reading it fails.
 
-    `__getattr__` is not called, so attributes that a wrapper only forwards to another object do not count as its own.
+    `__getattr__` is not called, so attributes that a wrapper forwards to another object are not found.
     """
     own = held(thing)
     if name in own:
@@ -130,7 +130,7 @@ def nothing() -> Any:
 
 
 def device_of(parameter: Any) -> Any:
-    """Returns the device on which a parameter is used: the device of its mesh, if the parameter is kept in host memory."""
+    """Returns the device on which a parameter is used. For a DTensor in host memory, that is the device of its mesh."""
     kind = attribute(attribute(parameter, "device_mesh"), "device_type", "cpu")
     return torch.device(kind) if parameter.device.type == "cpu" != kind else parameter.device
 
@@ -164,7 +164,7 @@ def held(thing: Any) -> Dict[str, Any]:
     """Returns an object's own attributes; {} if it has slots or is implemented in C, or if reading them fails."""
     try:
         own: Any = object.__getattribute__(thing, "__dict__")
-    except Exception:  # any error, if the program's class has its own property `__dict__`, as lazy proxies have
+    except Exception:  # a program's class may have its own property `__dict__`, as lazy proxies do: it may raise anything
         return {}
     return own if isinstance(own, (dict, MappingProxyType)) else {}  # type: ignore[return-value]  # the attributes of a class
 

@@ -1,9 +1,10 @@
 """Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
 The meter is fed finished steps. A rate is samples divided by wall time, over a number of steps that is a multiple of the
-loader's worker count. It is never computed from the median step: loader-bound steps come in bursts of one step per worker, and
-their median is wrong no matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window
-ends. The interval that is reported afterwards accounts for correlated blocks, or is None (interval.py).
+loader's worker count. The median step is not used: loader-bound steps come in bursts of one step per worker, and their median
+is wrong no matter how long the window is (measured: 11 ms instead of 25 ms). Steps are grouped into blocks (blocks.py). The
+spread of the blocks' rates decides when a window ends. The interval that is reported afterwards accounts for correlated
+blocks; if they are too correlated, it is None (interval.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 
 MIN_STEPS = 3  # a window that is ended for lack of time needs at least this many steps
-# The warm-up's time limit leaves out the time spent compiling, but at most this many times the longest compilation.
+# Time spent compiling does not count against the warm-up's time limit, up to this many times the longest compilation.
 LONG_COMPILATIONS = 3
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
@@ -36,8 +37,8 @@ class Meter:
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
         promote_above_per_s: if the rate may reach this, a narrower interval is wanted (`_wanted_frac`); None for never.
         cycle: `Spec.cycle`, see cycles.py.
-        is_led: whether rank 0 ends the window of this rank, so that it need not hold whole cycles. If rank 0 alone evaluates
-            the model, the other ranks wait, which looks like a cycle to them.
+        is_led: whether rank 0 ends the window of this rank. Such a window need not hold whole cycles: if rank 0 alone evaluates
+            the model, the other ranks wait for it, and these waits only look like the gaps between cycles.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class Meter:
         self.is_steady = True
         self.reason = ""
         self.is_draining = False  # steps take batches from a queue faster than it is filled; set by the caller
-        self._held_s: Optional[float] = None  # seconds for which draining alone has kept the window from opening
+        self._held_s: Optional[float] = None  # seconds of warm-up since it could first have ended; None before
         self._left: Optional[Window] = None  # the previous window, if the window was restarted
         self._left_after_steps = 0  # warm-up steps before the previous window
-        self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
+        self._moving: List[float] = []  # block rates of the previous window, if the step time seemed to change in it
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
-        self._compiling_s = self._longest_compiling_s = 0.0  # of steps that were not quiet: seconds of all, of the longest
+        self._compiling_s = self._longest_compiling_s = 0.0  # seconds of all steps that were not quiet, and of the longest one
         self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0
@@ -74,7 +75,7 @@ class Meter:
         self._window_s = self._window_samples = 0.0
         self._window_steps = 0
         self._checked_at, self._checked_width = 0, math.inf
-        # Steps with long evaluations, which count only as parts of whole cycles.
+        # Number, seconds and samples of steps with long evaluations. Such steps count only as parts of whole cycles.
         self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0
         self._opened_s = 0.0  # seconds of `_position` at which the window opened
         self._evaluated_at_s = -math.inf
@@ -96,10 +97,10 @@ class Meter:
         return self.phase
 
     def feed_evaluation(self, step_s: float, samples: float) -> str:
-        """Processes a step with an evaluation in it, which may be a rollout, and returns the phase.
+        """Processes a step that contained an evaluation of the model (perhaps a rollout), and returns the phase.
 
-        If the step is not a gap (cycles.py), or evaluations are frequent, it counts like any other step. Otherwise it only
-        counts as part of a cycle.
+        If evaluations are frequent, or the step is not a gap, i.e. not much longer than the others (cycles.py), it counts like
+        any other step. Otherwise it counts only as part of a cycle.
         """
         ended_s = self._position[1] + step_s
         is_often = ended_s - self._evaluated_at_s <= self.rules.min_s / FREQUENT
@@ -142,13 +143,13 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # 2: the last step was not quiet
+        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # 2 if the last step was not quiet
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 
     @property
     def _waited_s(self) -> float:
-        """Seconds so far that count against the warm-up's limit: without the compilations that LONG_COMPILATIONS leaves out."""
+        """Seconds so far that count against the warm-up's time limit, i.e. without compilations; see LONG_COMPILATIONS."""
         return self._warm_s - min(self._compiling_s, LONG_COMPILATIONS * self._longest_compiling_s)
 
     def _is_warm(self) -> bool:
@@ -188,7 +189,7 @@ class Meter:
             self._window_samples += sum(samples[begin:num_fed])
             self._window_steps += num_fed - begin
             last_s, is_closed = steps_s[num_fed - 1], len(self._window) > num_before
-            if is_closed or last_s >= min_s:  # a short step within a block decides nothing
+            if is_closed or last_s >= min_s:  # the window can end only after a block or a long step
                 if last_s >= min_s:
                     self._note_long(last_s)
                 self._decide(is_closed=is_closed)
@@ -208,7 +209,7 @@ class Meter:
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
-        # The steps measured so far do not show how the program runs now: return to warm-up, unless too much time has passed.
+        # The steps measured so far do not show how the program runs now. So return to warm-up, unless too much time has passed.
         if self._waited_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return
@@ -278,8 +279,8 @@ class Meter:
         rate that is too low now will stay low. The bound is checked at every block, so its confidence is less than 99 %. To
         compensate, the race limit is 20 % below the best rate.
 
-        A window that was restarted because the step time changed is not ended: the window before it was not too slow, and
-        another program may have slowed down the trial since.
+        A window that was restarted because the step time changed is never ended here: the previous window was not too slow, and
+        another program may have slowed down the trial since then.
         """
         limit_per_s = self._race_below_per_s
         if limit_per_s is None or not self.is_steady or self._moving or rate_per_s >= limit_per_s:
@@ -307,7 +308,7 @@ class Meter:
 
     @property
     def _open_s(self) -> float:
-        """Seconds since the window opened, including steps that it leaves out."""
+        """Seconds since the window opened, including the steps that count only as parts of cycles."""
         return self._position[1] - self._opened_s
 
     @property
@@ -347,7 +348,7 @@ class Meter:
             self._race(rate_per_s, lambda: half, CYCLES_RACE_WIDTH.get(num, RACE_WIDTH))
 
     def _why_not_whole(self) -> str:
-        """Returns why the window gives no rate although steps come in cycles; "" if there is a rate, no cycles, or `is_led`."""
+        """Returns why the window holds no whole cycle although it should; "" if it holds one, need not, or has no cycles."""
         gaps = self._gaps()
         if self._is_led or self._whole() or not (len(gaps) > 1 or self._is_awaited()):
             return ""
@@ -408,7 +409,7 @@ class Meter:
     def window(self) -> Optional[Window]:
         """Returns the window measured so far, cut to whole cycles or blocks if it holds any; None if no window was reached.
 
-        If the window was restarted and has no steps yet, returns the previous one: a rank or a program may end just then.
+        If the window was restarted and has no steps yet, returns the previous window: the program may end at that moment.
         """
         if not self._window_steps:
             return self._left

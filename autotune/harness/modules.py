@@ -2,8 +2,8 @@
 
 A training root is an outermost *called* module in training mode that owns parameters held by an optimizer. A program may have
 several (GAN, encoder and decoder, the children of a module whose `training_step` is called directly). A root's class is swapped
-for a subclass that only overrides `__call__`. So `forward` keeps its signature; deepcopy, pickle and `state_dict` see the
-original class; and no global patch remains to disturb the compiler.
+for a subclass that only overrides `__call__`. This keeps the signature of `forward`, deepcopy, pickle and `state_dict` see the
+original class, and no global patch remains that could disturb the compiler.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import itertools
 import math
 import sys
 import threading
-import weakref
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, List, Optional, Set, Tuple
 
 import torch
-from torch import Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
+from torch import cuda, is_autocast_enabled, is_grad_enabled, jit
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -24,8 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data._utils import worker as loader_worker
 
 from . import members
-from .batches import CallSizes
-from .calls import Call, Calls, first_with_samples
+from .calls import Call, first_with_samples
 from .checkpointing import is_in_backward
 from .compiled_functions import CompiledFunctions
 from .context import TrialContext
@@ -33,6 +31,8 @@ from .convolutions import Convolutions
 from .gradient_state import parameters_of
 from .knobs import module as module_knobs
 from .patches import Patch, patches, subclass
+from .roots import Root
+from .wrapping import Wrapping
 
 # Programs check `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
@@ -40,44 +40,9 @@ KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
-# After this many outermost calls, a search ends in a process that has made no optimizer: it begins again if one is made.
+# In a process that has made no optimizer, the search for roots ends after this many outermost calls of modules. It begins again
+# when the process makes an optimizer.
 IDLE_CALLS = 64
-
-
-class Root:
-    """A training root: the module, its state at the first call, and the wrapper around its calls.
-
-    Attributes:
-        reference: weak reference to the module, because a program that builds another module needs the memory of the first.
-    """
-
-    def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
-        first = next(members.parameters(module), None)
-        self.reference, self._kind = weakref.ref(module), type(module)
-        self._first = members.first_parameter(module)
-        self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
-        self.observed, self.device = observed, module_knobs.device_of(module)
-        self.sizes = CallSizes(asked, members.shape_of(first) or ())
-        self.calls = Calls(self.sizes)
-        self.trains_in_evaluation = not module.training
-        self.around: Any = None
-        self.is_passive = False  # nothing is left to find, count or set, so its calls are not intercepted
-
-    @property
-    def module(self) -> Any:
-        """The module; None if it no longer exists."""
-        return self.reference()
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the module or its parameters still exist, or there are samples that no step has taken."""
-        is_counted = bool(self.calls.samples or self.calls.set_aside)
-        return is_counted or self.module is not None or self._first() is not None
-
-    def is_replaced_by(self, module: Any) -> bool:
-        """Whether the program has made another object of the same class around the same parameters, and dropped this one."""
-        first = self._first() if self.module is None and self._kind is type(module) else None
-        return first is not None and first is next(members.parameters(module), None)
 
 
 class Nesting(threading.local):
@@ -89,16 +54,13 @@ class Nesting(threading.local):
 class ModuleWatch:
     """Finds the training roots of this process and applies the knobs of modules to them."""
 
-    __slots__ = ("__dict__", "__weakref__", "is_evaluated")  # as in TrialContext
+    __slots__ = ("__dict__", "__weakref__", "is_evaluated")  # every step reads it, and a slot is faster
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self._knobs = context.handlers.module
         self.roots: List[Root] = []
         self.convolutions = Convolutions()
-        # Modules whose layout and compilation were set when their wrapper was constructed, and what was observed just before.
-        self._prepared: List[Tuple[Any, Dict[str, Any]]] = []  # weak references, and no keys: these would call __eq__
-        self.wrappers: List[str] = []
         self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
         self.functions = CompiledFunctions(
             context,
@@ -117,7 +79,8 @@ class ModuleWatch:
         self.is_counting = context.spec.mode != "apply"
         self._look_until, self._calls_left = DISCOVERY_STEPS, math.inf
         self._idle_calls_left: float = IDLE_CALLS
-        self._patch_wrappers()
+        self.wrapping = Wrapping(context)
+        patches.on_import("torch._dynamo.eval_frame", self._watch_compiled)
         self.look()
         self._watch_autocast()
 
@@ -152,20 +115,21 @@ class ModuleWatch:
                 return self.run(root, call, args, kwargs)
             if self._is_made_anew(module):
                 return call(module, *args, **kwargs)
-            nesting.depth += 1  # the module is frozen, evaluates or has no parameters: its children are not roots either
+            nesting.depth += 1  # a module that is frozen, evaluates or has no parameters contains no roots either
             try:
                 return call(module, *args, **kwargs)
             finally:
                 nesting.depth -= 1
 
-        # The compiler traces `call` instead: a graph with our function would be compiled again once the patch is removed.
+        # Makes the compiler trace `call` instead. A graph with our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
 
     def _may_train(self) -> bool:
-        """Whether this process may train, as far as is known; if not, the search ends, because it slows down every call.
+        """Whether this process may train; if not, ends the search, which slows down every call.
 
-        Loader workers call transforms that are modules, and actors of reinforcement learning call a policy.
+        Two kinds of processes call modules, but do not train. Loader workers call transforms. Actors of reinforcement learning
+        call a policy; they are recognised by IDLE_CALLS calls without an optimizer.
         """
         self._idle_calls_left -= 1
         if self._idle_calls_left >= 0 and loader_worker._worker_info is None:
@@ -180,7 +144,7 @@ class ModuleWatch:
             self.end_search()
 
     def begin_training(self) -> None:
-        """Lets the search go on, or begin again; called before the first step of this process, which hence trains."""
+        """Searches for roots without a limit of calls; called before the first step of this process."""
         self._idle_calls_left = math.inf
         for root in self.living:
             if root.around is not None and root.device != module_knobs.device_of(root.module):  # moved since its first call
@@ -194,7 +158,8 @@ class ModuleWatch:
         self.uninstall()
 
     def _is_made_anew(self, module: Any) -> bool:
-        # The program makes a new wrapper in each step. The modules inside it are called in all steps, so they are the roots.
+        # True if the program makes a new wrapper in each step. The wrapper must not become a root: the modules inside it do,
+        # because they are called in all steps.
         return any(root.is_replaced_by(module) for root in self.roots)
 
     def _see(self, module: Any) -> None:
@@ -204,8 +169,8 @@ class ModuleWatch:
             self._context.broke("looking for convolutions")
 
     def _trains_in_evaluation(self) -> bool:
-        # A program may train with its model in evaluation mode, for example to freeze batch normalisation. If a step was made
-        # without any root, calls with gradients enabled count as training.
+        # A program may train with its model in evaluation mode, for example to freeze batch normalisation. So if a step was
+        # made and no root was found, calls with gradients enabled count as training.
         return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
@@ -223,7 +188,7 @@ class ModuleWatch:
         if self._calls_left > 0 and self._may_train():
             self.look()
             return
-        self.is_looking = False  # the new optimizer never steps, for example because it is a copy
+        self.is_looking = False  # too many calls without a step of the new optimizer, which may be a copy that never steps
         self.settle()
 
     def uninstall(self) -> None:
@@ -247,11 +212,12 @@ class ModuleWatch:
         return any(id(parameter) in held for parameter in members.parameters(module) if parameter.requires_grad)
 
     def _adopt(self, module: Any) -> Root:
-        observed, before = module_knobs.observe(module), self._observed_before(members.attribute(module, "module"))
+        observed, before = module_knobs.observe(module), self.wrapping.observed_before(members.attribute(module, "module"))
         if before is not None:
             observed.update({key: before[key] for key in module_knobs.OF_WRAPPED})
         root = Root(module, observed, self._context.spec.passed.get("loader.batch_size"))
-        # A program may train a new copy of its model for each task or client: thousands of roots would slow down every step.
+        # A program may train a new copy of its model for each task or client. Thousands of roots would slow down every step, so
+        # those that are no longer needed are dropped.
         self.roots = [*(known for known in self.roots if known.is_needed), root]
         self._sharding.meet(module)
         self._context.sharing.meet(module)
@@ -276,7 +242,7 @@ class ModuleWatch:
             return subclass(root.module, {"__call__": _around_root(self, kind, root)})
         if kind not in self._intercepted:
             self._intercepted.append(kind)
-            around = _around_root(self, Module, None)  # their own `__call__` is that of Module
+            around = _around_root(self, Module, None)  # these classes inherit `__call__` from Module
             patches.install(kind, "__call__", lambda _: around)
         return True
 
@@ -291,7 +257,7 @@ class ModuleWatch:
             root.around = self._knobs.around_calls(root.module)
 
     def _watch_autocast(self) -> None:
-        # A program may enter autocast inside its module (libraries wrap `forward`), which is not visible in `_adopt`.
+        # A program may enter autocast inside its module (libraries wrap `forward`). `_adopt` cannot see that.
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
                 if not hasattr(context, "is_autotunes_own"):
@@ -307,30 +273,11 @@ class ModuleWatch:
 
         self._autocasts = patches.install(torch.autocast, "__enter__", around)
 
-    # --- wrappers ---
-
-    def _patch_wrappers(self) -> None:
-        # Layout and compilation must be set on a module before its wrapper is constructed: setting channels_last later raises a
-        # stride error in DDP's reducer.
-        def around(construct: Any) -> Any:
-            def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-                try:
-                    self._wrapping(wrapper, module)
-                    args, kwargs = self._parallel.arguments(construct, wrapper, (module, *args), kwargs)
-                except Exception:
-                    self._context.broke("preparing a module for its wrapper")
-                    args = (module, *args)
-                construct(wrapper, *args, **kwargs)
-                self._parallel.add(wrapper)
-
-            return __init__
-
-        patches.install(DistributedDataParallel, "__init__", around)
-        patches.on_import("torch._dynamo.eval_frame", self._watch_compiled)
+    # --- compiled roots ---
 
     def _watch_compiled(self, eval_frame: Any) -> None:
-        # Compiled code bypasses the interception of a root's calls. If a program compiled its model after the search for roots,
-        # its samples would no longer be counted, and it would not train in the trial's precision.
+        # Compiled code bypasses the interception of a root's calls. So if a program compiles a root, the compiled module
+        # becomes the root. Otherwise its samples would not be counted, and it would not train in the trial's precision.
         def around(construct: Any) -> Any:
             def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
                 construct(wrapper, module, *args, **kwargs)
@@ -355,18 +302,6 @@ class ModuleWatch:
         self.roots[self.roots.index(inner)] = root
         if not self._intercept(root):
             self.roots[self.roots.index(root)] = inner
-
-    def _observed_before(self, module: Any) -> Optional[Dict[str, Any]]:
-        """Returns what was observed of a module before its knobs were set; None if it was not prepared for a wrapper."""
-        return next((observed for known, observed in self._prepared if module is not None and known() is module), None)
-
-    def _wrapping(self, wrapper: Any, module: Any) -> None:
-        if self._observed_before(module) is None:
-            observed = module_knobs.observe(module)
-            alive = [each for each in self._prepared if each[0]() is not None]
-            self._prepared = [*alive, (weakref.ref(module), observed)]
-            self._knobs.on_module(module, observed)
-        self.wrappers.append(type(wrapper).__name__)
 
     # --- calls of a root ---
 
@@ -445,7 +380,7 @@ class ModuleWatch:
             self._context.broke("watching the outputs of a call")
 
     def other_steps(self) -> None:
-        """Called at an optimizer's step that is not counted."""
+        """Sets the samples of all roots aside, because another optimizer, whose steps are not counted, has made a step."""
         if self.is_counting:
             for root in self.roots:
                 root.calls.other_steps()
@@ -456,10 +391,11 @@ class ModuleWatch:
         self._context.loaders.evaluated()
 
     def settle(self) -> None:
-        """Stops intercepting the calls of idle roots. Called by `Session._look`, not at each call.
+        """Decides whose calls to intercept: those of roots for which there is still something to find, count or set.
 
-        While a pass of `explain` is active, no root counts as idle: the pass replaces `run` to mark the phases of a step, so
-        every call must go through `run`.
+        Called by `Session._look`, because deciding at each call would cost too much.
+
+        While a pass of `explain` is active, all calls are intercepted: the pass replaces `run` to mark the phases of a step.
         """
         for root in self.roots:
             is_idle = root.around is None and self._parallel.is_due is None and self._context.explained is None
@@ -518,10 +454,10 @@ class ModuleWatch:
         return self.living or self.roots
 
     def device(self) -> Tuple[str, Optional[int]]:
-        """Returns type and index of the device that trains; if parameters are unknown, the GPU if one is in use.
+        """Returns type and index of the device that trains; if parameters are unknown, a GPU in use or the CPU.
 
-        This is the device of the first trained parameter. If that is the CPU, the parameters are perhaps only stored there
-        while they are not used. So the first other device of a parameter or of the loss is returned, if there is one.
+        This is the device of the first trained parameter. If it is the CPU, parameters may only be stored there between uses.
+        In that case, returns the first device other than the CPU that holds a parameter or the loss, if there is one.
         """
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))
@@ -550,13 +486,13 @@ class ModuleWatch:
 
 
 def _is_exporting(module: Any) -> bool:
-    """Whether a call of this module only serves to export a model: it is traced, or `torch.onnx.export` will trace it."""
+    """Whether a call of this module only exports a model: the module is traced, or `torch.onnx.export` will trace it."""
     tracer: Any = jit
     return tracer.is_tracing() or type(module).__name__ == "ONNXTracedModule"
 
 
 def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
-    """Returns a `__call__` that calls roots through `ModuleWatch.run`. Most steps need nothing else than this one call.
+    """Returns a `__call__` that calls roots through `ModuleWatch.run`.
 
     Args:
         watch: runs the roots.
@@ -570,7 +506,7 @@ def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # must come first: the compiler must not trace reads of state that changes
             return own.__call__(self, *args, **kwargs)
-        if root is not None and root.is_passive and self.training:  # most calls end here, whether or not it is the root
+        if root is not None and root.is_passive and self.training:  # most calls end here, whether or not `self` is the root
             return own.__call__(self, *args, **kwargs)
         called = watch.root_of(self) if the_module is None else root if the_module() is self else None
         if called is None or (called.is_passive and self.training) or nesting.depth or is_compiling():
@@ -586,9 +522,3 @@ def _around_root(watch: ModuleWatch, own: Any, root: Optional[Root]) -> Any:
         return watch.run(called, own.__call__, args, kwargs)
 
     return __call__
-
-
-def _name(module: Any) -> str:
-    """Returns the class name of a module, or "Wrapper(Inner)" for a wrapped one."""
-    name, inner = type(module).__name__, [members.attribute(module, word) for word in ("module", "_orig_mod")]
-    return next((f"{name}({type(each).__name__})" for each in inner if isinstance(each, Module)), name)

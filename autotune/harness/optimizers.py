@@ -2,7 +2,7 @@
 
 Steps are seen by hooks on each optimizer and by a patch of `GradScaler.step`. A scaler that finds an inf does not call the
 optimizer's step, but the iteration has used its samples and must count (measured: the optimizer's own hook saw 3 of 5
-iterations). It calls the step of a fused optimizer even then, but the optimizer's kernel does nothing.
+iterations). With a fused optimizer, the scaler calls the step even if it finds an inf; then the kernel changes nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from .knobs.step import calls_closure_once, with_closure
 from .members import nothing
 from .patches import patches
 
-# If another optimizer makes this many steps while the counted one makes none, the program has switched to that one. Steps of
-# different optimizers are not added up: a program may have one for each parameter, and all of them step in each backward pass.
+# If another optimizer makes this many steps while the counted one makes none, the program has switched to the other optimizer.
+# Steps of different optimizers are not added up: a program may have an optimizer for each parameter, and all of these step in
+# each iteration.
 SILENT_STEPS = 64
 # Once a step has evaluated its closure this often, each further evaluation counts as a step: the whole training may be a
 # single step of LBFGS (max_iter=50000). By default, LBFGS makes at most 25.
@@ -37,7 +38,7 @@ ADDED_TOGETHER = 32  # number of `found_inf` tensors that are kept before they a
 
 
 class Overflows:
-    """Counts, on the device and without waiting for it, the steps that fused optimizers skip.
+    """Counts the steps that fused optimizers skip. Counting happens on the device, without waiting for it.
 
     A GradScaler does not read whether the gradients of a fused optimizer overflowed. It passes a tensor, `optimizer.found_inf`,
     and the kernel that updates the weights does nothing if this is not 0.
@@ -83,15 +84,15 @@ class OptimizerWatch:
         self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._counted: Optional[Any] = None
         self._counted_steps = 0
-        self._steps_of_others: Dict[int, int] = {}  # optimizer -> its steps since the counted one stepped
-        # Weak references to the counted optimizer's first parameter: in the steps that count, and in its last step.
+        self._steps_of_others: Dict[int, int] = {}  # id of another optimizer -> its steps since the counted one stepped
+        # Weak references to the first parameter that the counted optimizer held in the steps that count, and in its last step.
         self._part: Any = nothing
         self._last_part: Any = nothing
         self.is_in_parts = False  # whether each step of the counted optimizer updates only some of its parameters
-        self._short: Any = None  # the counted optimizer's short hook while installed (`Session.plain_step_hook`)
+        self._short: Any = None  # the counted optimizer's short hook (`Session.plain_step_hook`); None if it has the full hooks
         self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs; whether it has stepped the optimizer
         self.is_stepping = self.is_uninstalled = False
-        self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer
+        self._num_left_out = 0  # number of steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip
         self._num_skipped_before = 0  # skipped steps when the window opened
         self.scaler: Optional[Any] = None
@@ -138,8 +139,8 @@ class OptimizerWatch:
             if not is_enabled(scaler) or (self.is_uninstalled and _left_alone in hooks.values()):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
-            # The scaler passes its scale to an optimizer that is fused at this moment. If the optimizer were no longer fused
-            # when it steps, it would fail. So the implementation is set first.
+            # The scaler passes its scale to an optimizer that is fused now. An optimizer that is then made non-fused would fail
+            # in its step. So the knob for the implementation is set first.
             if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
                 self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
@@ -250,7 +251,8 @@ class OptimizerWatch:
         if self._captured.is_captured():
             return
         counted = self._counted()
-        if counted is optimizer or (counted is not None and counted is members.attribute(optimizer, "optimizer")):  # wrapped
+        # The second condition: `optimizer` is a wrapper around the counted one.
+        if counted is optimizer or (counted is not None and counted is members.attribute(optimizer, "optimizer")):
             if self._is_first_part(counted):
                 self._context.step_done()
             return
@@ -266,8 +268,8 @@ class OptimizerWatch:
     def _is_first_part(self, optimizer: Any) -> bool:
         """Whether a step of the counted optimizer is on the first part of the parameters.
 
-        Libraries that shard an optimizer's state let it hold one part of the parameters after another, and step each time. Only
-        the steps on the first part count.
+        Libraries that shard an optimizer's state give the optimizer one part of the parameters after another, with a step for
+        each part. Only the steps on the first part count.
         """
         groups = members.attribute(optimizer, "param_groups", ())
         first = next((each for group in groups for each in group["params"][:1]), None)

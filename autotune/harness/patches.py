@@ -1,9 +1,9 @@
 """Replaces functions of torch, of a library, of the program or of `os`, and the class of an nn.Module; no other file does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
-patches of one attribute are stacked, and each can be removed, even if others of ours are above it. But if the program or a
-library has patched the attribute on top of our patch, ours cannot be removed. In that case our patch stays below theirs, and
-its `is_active` is False, so that it does nothing.
+patches of one attribute are stacked, and each can be removed, even from below others of autotune. But if the program or a
+library has patched the attribute on top of autotune's patch, the latter cannot be removed. It stays below, and its `is_active`
+is False. From then on, the replacement must only call the original.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Patch:
         """Removes the replacement.
 
         Returns:
-            False if the program or a library has replaced the attribute since: ours stays below, with `is_active` False.
+            False if the program or a library has since replaced the attribute: this patch stays below, with `is_active` False.
         """
         with _lock:
             self.is_active = False
             return self._site.remove(self)
 
     def uninstall_during_import(self, name: str) -> None:
-        """Removes the replacement while the module `name` is first imported, because that module would keep it for good."""
+        """Removes the replacement while the module `name` is first imported: that module stores what it finds at its import."""
 
         def around(execute: Callable[[], None], _: Any) -> None:
             was_active = self.is_active
@@ -155,9 +155,9 @@ class Patches:
             self.install(owner, name, wrap_once)
 
     def reach(self, modules: Iterable[Any]) -> None:
-        """Replaces the functions also in modules that hold them by name, as `from torch import save` does.
+        """Puts the replacements also into modules that hold the original functions by name, as after `from torch import save`.
 
-        A module that is imported after a patch holds the new function anyway. A warm start imports modules before the patches.
+        Only modules imported before the patches need this, as in a warm start; later ones get the replacements by themselves.
         """
         with _lock:
             layers = [site._layers for site in self._sites.values() if site._layers]
@@ -209,9 +209,9 @@ patches = Patches()
 
 
 class Awaited(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders would, and has `around` execute it the first time.
+    """An import hook for one module: leaves finding the module to the other finders, and makes `around` execute it once.
 
-    The hook removes itself only in `exec_module`, so a library's call of `importlib.util.find_spec` does not use it up.
+    The hook removes itself only when the module is executed. A library that merely calls `importlib.util.find_spec` leaves it.
 
     Args:
         name: dotted name of the module.

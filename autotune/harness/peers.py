@@ -2,12 +2,11 @@
 
 In Hogwild training, several processes train one model whose parameters are in shared memory, each at its own pace. Their rates
 are added up over a span in which all of them are past their warm-up. Processes that do not share the memory of their parameters
-are refused: two independent trainings, say, or ranks of a library that averages gradients itself. The harness cannot know how
-they relate to each other.
+are refused, because the harness cannot know how they belong together: they may be independent trainings, or ranks of a library
+that averages gradients itself.
 
-Each process that trains claims a file in the trial's folder at its first step. While a process sees other processes'
-claims, it renews its own regularly. So processes that train now can be distinguished from processes that have finished or were
-killed.
+Each process that trains claims a file in the trial's folder at its first step. While a process sees other processes' claims, it
+renews its own claim regularly. This distinguishes processes that train now from processes that have finished or were killed.
 """
 
 from __future__ import annotations
@@ -24,16 +23,18 @@ from .context import TrialContext
 from .cores import read
 from .interval import mean_half_width_frac
 
-CLAIM = "peer{}.json"  # with the claim's number; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
+# Name of a claim's file, with the claim's number. It holds {"host", "pid", "memory", "beat", "open_s", "full_s"}: "memory" is
+# `_shared_memory`, "beat" counts renewals, "open_s" and "full_s" are `Peers._open_s` and `Peers._full_s`.
+CLAIM = "peer{}.json"
 LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
-# Least seconds between two looks (`Peers.look`) for other processes, and while there are none: they take time of the training.
+# Minimum seconds between two looks (`Peers.look`): with other processes, and without. Each look takes time from the training.
 LOOK_S, ALONE_LOOK_S = 0.1, 0.5
 MIN_RENEWALS = 2  # another process counts as training once it has renewed its claim this many times
 # A peer counts as having stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
 # time between our last two looks.
 SILENT_S, SILENT_LOOKS = 10.0, 5.0
-# How long to wait, from the first step, for processes started together with this one: STARTS_MORE times as long as this process
-# took until its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S.
+# How long to wait, from this process's first step on, for processes that were started together with it: STARTS_MORE times as
+# long as this process took until its first step, but at least PATIENCE_S and at most PATIENCE_MAX_S seconds.
 PATIENCE_S, STARTS_MORE, PATIENCE_MAX_S = 5.0, 2.0, 15.0
 APART = (
     "{} processes train at the same time without torch.distributed (pids {}), and share no model in memory: their steps "
@@ -70,7 +71,7 @@ class Peers:
         self._full_s: Optional[float] = None  # when this process had made enough steps in that window
         self._first_s = self._last_look_s = 0.0
         self._next_look_s = 0.0
-        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # claim -> (its last beat, how often it was renewed, when last)
+        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # claim -> (last beat, number of renewals, time of the last one)
         self._active: Dict[int, Dict[str, Any]] = {}
 
     def claim(self) -> None:
@@ -173,7 +174,7 @@ class Peers:
         return bool(set(self._seen) - set(self._active)) or _has_relatives(is_child=self._context.is_child)
 
     def is_over(self) -> bool:
-        """Returns whether the rates of all processes are known; the first process announces this to the others."""
+        """Returns whether all processes have measured; the process with the lowest claim number announces it to the others."""
         context = self._context
         path = os.path.join(context.spec.folder, protocol.STOP_FILE)
         if context.rank == 0:
@@ -217,7 +218,7 @@ class Peers:
         )
 
     def has_answered(self, path: str) -> bool:
-        """Returns whether another process has written a result to `path` that must stay: a refusal, or a peer's measurement."""
+        """Returns whether `path` has another process's result that must stay: a refusal, or a peer's measurement."""
         is_among_peers = self._number > 0 or (self._number == 0 and os.path.exists(self._path(1)))
         if not (is_among_peers or self._is_leader):
             return False

@@ -39,10 +39,10 @@ from .patches import patches
 
 SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers were sent
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
-LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the loader's record
+LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the record of the loader (loader.py)
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
-# How many levels of objects `facts` looks at (ConcatDataset, list, Subset, data set, Compose, list, transform, size are eight),
-# and how many facts it returns at most.
+# The number of levels of nested objects that `facts` looks at, and the maximum number of facts. Eight levels are, for example:
+# ConcatDataset, list, Subset, data set, Compose, list, transform, size.
 MAX_DEPTH, MAX_FACTS = 8, 1000
 MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most this many items of a list, or bytes of an array, are hashed
 CONTAINERS = (list, tuple, dict, set, deque)
@@ -162,8 +162,8 @@ ALONE = _num_references({"_iterator": object()})  # number of references to an i
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     """Returns facts about objects and what these hold: (5,) for 5, (id, length, hash of the content) for a long list.
 
-    If the program changes any of this, a later call returns other facts; changes beyond the limits above are missed. Objects
-    that are held directly come first, so that a large one does not use up MAX_FACTS.
+    If the program changes an object, a later call returns other facts; changes beyond MAX_DEPTH, MAX_FACTS, MAX_ITEMS and
+    MAX_BYTES are missed. Facts are collected level by level, so that the content of one object does not use up MAX_FACTS.
     """
     return [_fact(thing) for thing in _reached(things)]
 
@@ -314,7 +314,7 @@ def _content(value: Any) -> int:
     """Returns a number that changes with the content of a tensor, an array, or a long list or dictionary; 0 for the rest."""
     try:
         if type(value) in (Tensor, Parameter):
-            is_shared = value.is_shared()  # then the workers see its changes
+            is_shared = value.is_shared()  # workers see changes of a shared tensor
             return 0 if is_shared else int(value._version)
         if type(value) in CONTAINERS:
             items = _items(value, MAX_ITEMS) if len(value) > LONG else []

@@ -21,12 +21,13 @@ from .protocol import whole_number
 LOOK_S = 0.05  # seconds between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
 SAMPLE_S = 1.0  # seconds between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A GPU counts as one that trains if this process has reserved at least this share of what it has reserved on its fullest GPU.
-# Many programs also reserve a little memory on the first GPU, by mistake.
+# A GPU counts as training if this process has reserved at least this share of the memory that it has reserved on its fullest
+# GPU. Less does not count, because many programs reserve a little memory on the first GPU by mistake.
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
-# Variables of launchers that tell a rank how many there are on its host, or that give each its own cores.
+# If one of these is set, `affinity.ranks_of_host` knows how many ranks share cores: torchrun sets the first; Open MPI and
+# Slurm, which set the others, usually give each rank its own cores.
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -55,7 +56,7 @@ class MemoryWatch:
         self._retries_before = 0  # number of retries when the window opened
 
     def begin(self, device: str, index: Optional[int], *, limit_bytes: Optional[int]) -> None:
-        """Limits the memory of the devices that train, as training begins; see `TrialContext` for device and index."""
+        """Limits the memory of the training devices; called when training begins. `TrialContext` defines device and index."""
         if device == "cuda":
             import torch
 
@@ -160,7 +161,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
 
 
 def _trained_on(index: Optional[int]) -> List[int]:
-    """Returns the indices of the GPUs that train: the one with the first trained parameter, then the others (see FULL_FRAC)."""
+    """Returns the indices of the GPUs that train (see FULL_FRAC), first the one with the first trained parameter."""
     from torch import cuda
 
     own = cuda.current_device() if index is None else index
@@ -172,7 +173,7 @@ def _trained_on(index: Optional[int]) -> List[int]:
 def _uuid(index: int) -> Optional[str]:
     """Returns the UUID by which NVML identifies a device; None if unknown.
 
-    A slice of a GPU (MIG) has its own UUID, which is in the environment; torch may return that of the whole GPU.
+    A slice of a GPU (MIG) has its own UUID, which is in the environment. Torch may return the UUID of the whole GPU instead.
     """
     import torch
 

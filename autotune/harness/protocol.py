@@ -2,7 +2,7 @@
 
 Both sides import this module (and `cores`). It may use only Python 3.9 and the standard library, because the harness runs
 in the program's interpreter, where autotune is not installed. Stored numbers are floats in SI units and integer bytes. Every
-stored document carries `schema`. History of the schema: 1, the first.
+stored document contains the number of its `schema`. So far, there is only schema 1.
 
     spec.json             tuner -> harness   Spec: which trial this is, its knobs, when to stop measuring
     progress.jsonl        harness -> tuner   a Progress line at each phase change, and at most five a second in between; the
@@ -16,7 +16,7 @@ stored document carries `schema`. History of the schema: 1, the first.
                                              stop.json is {"span", "pids"}
     loader<K>.<P>.bin     worker -> harness  counters of each worker of the K-th DataLoader of process P, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
-    own.txt               keeper -> harness  files and folders that earlier trials made, which this one may change; same format
+    own.txt               keeper -> harness  files and folders made by earlier trials, which each trial may change; same format
     spared.txt            harness -> keeper  the user's files that the harness has kept the program from changing; same format
     made.txt              harness -> keeper  new files that the program starts to save, and folders that it makes; same format
 """
@@ -38,8 +38,8 @@ SCHEMA = 1
 # Path of spec.json; the harness starts only if this variable is set. In mode "apply" it contains the spec itself as JSON: no
 # folder is needed, no file is left behind, and every rank on every node that inherits the environment can read it.
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
-# JSON: the variables that keep a trial's records out of the user's accounts and servers, as they are when the trial begins. The
-# program may change the variables themselves before it starts its ranks.
+# JSON: a copy of the variables that keep a trial's records out of the user's accounts and servers. The copy is made when the
+# trial begins, because the program may change the variables before it starts its ranks.
 RECORDS_VARIABLE = "AUTOTUNE_RECORDS"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
@@ -52,8 +52,8 @@ SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, OWN_FILE, SPARED_FILE = "kept.txt", "own.txt", "spared.txt"
 MADE_FILE, LOADED_FILE = "made.txt", "loaded.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
-# A trial's folder for files that are removed after the trial. The program's W&B and MLflow write there, to keep the user's
-# records clean.
+# A trial's folder for files that are removed after the trial. The program's W&B and MLflow write there, so that trials leave
+# nothing in the user's records.
 SCRATCH = "scratch"
 # In the folder SCRATCH: the request for stacks of processes that the tuner cannot signal (stack_requests.py), and the answers
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
@@ -66,7 +66,7 @@ STACK_SIGNAL = int(signal.SIGRTMAX) - 3
 # Phases of a trial, in order. "steady" may never be reached. When the window restarts, the phases from "compile" on repeat.
 PHASES = ("spawn", "import", "init", "first_batch", "compile", "warmup", "steady", "exit")
 
-SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores to themselves
+SEPARATE, SHARED = "separate", "shared"  # whether a loader's workers have cores to themselves, or share cores with the step
 
 UNMEASURABLE = "autotune.Unmeasurable"  # RankResult.error["type"] if the harness gave up; the message says why
 
@@ -114,8 +114,8 @@ def result_file(rank: int) -> str:
 class MeasureRules:
     """Thresholds for the end of warm-up and of measuring, for the whole tool.
 
-    Sources: the steady-state and stopping rules of nvbench and Kernel Tuner; Law & Kelton's batch means for the block means;
-    our own measurements for the values. Without such rules, a loader's prefetch queue makes short trials wrong by 2.3x.
+    The steady-state and stopping rules follow nvbench and Kernel Tuner, the block means follow Law & Kelton's batch means, and
+    the values come from our own measurements. Without such rules, a loader's prefetch queue makes short trials wrong by 2.3x.
     """
 
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
@@ -127,7 +127,7 @@ class MeasureRules:
     # A trial is not steady if step times change by more than this share over two windows. The second one is measured only if
     # the first looks unsteady.
     trend_frac: float = 0.05
-    slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
+    slow_step_s: float = 0.25  # if steps take longer than this on average, the next three thresholds apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
     slow_max_s: float = 15.0  # longest window of slow steps
@@ -152,7 +152,7 @@ class Spec:
 
     Attributes:
         trial: number of the trial within its study.
-        nonce: random word that the result must repeat, so that results of an earlier attempt are not taken for this attempt's.
+        nonce: random word that the result must repeat. It distinguishes this attempt's results from those of earlier attempts.
         folder: absolute path of the trial's folder.
         mode: "measure" (stop after the window), "inspect" (stop after a few steps), "parity" (stop after `max_steps` optimizer
             steps, keep the loss of each), "explain" (stop after a pass), "apply" (never stop, never measure).
@@ -171,7 +171,7 @@ class Spec:
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
         cycle: {"steps", "seconds"} from one regular pause, such as a validation, to the next in the baseline. A window waits
-            for the next pause (cycles.py). {} if there is none, None in the baseline itself.
+            for the next pause (cycles.py). {} if the baseline has no such pauses; None in the baseline itself.
         end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
@@ -183,8 +183,8 @@ class Spec:
         skipped: stages of the loader, and functions of the program, that are skipped to measure what they cost; see
             explain/skipping.py.
         host, boot_id, epoch_s: name of the machine that launches the trial, the kernel's id of its last start, and when its
-            monotonic clock was 0, in seconds since the epoch. Ranks on other nodes have other clocks; see `clock_offset_s`. ""
-            and None in a real run.
+            monotonic clock was 0, in seconds since the epoch. `clock_offset_s` uses them, because ranks on other nodes have
+            other clocks. "", "" and None in a real run.
     """
 
     trial: int
@@ -274,9 +274,9 @@ class RankResult:
 
     Attributes:
         status: "measured" (the harness ended the program), "ended" (the program ended by itself first), "failed" (exception).
-        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. Also "worker" (its
-            process id and the signal: "12, SIGKILL") if a signal ended a loader worker, and "knob" if the exception was raised
-            while the harness set that knob.
+        error: {"type", "message", "traceback"} of the exception that ended the program; None otherwise. If a signal ended a
+            loader worker, also "worker": process id and signal ("12, SIGKILL"). If the exception was raised while the harness
+            set a knob, also "knob".
         failed_s: when the exception was noted, on the launcher's monotonic clock; shows which of several ranks failed first.
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if the number of samples is unknown and batches are
@@ -290,14 +290,14 @@ class RankResult:
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
-            regime, where the workers slow the device's steps down. If another thread fetches the batches on a CPU, it is not
-            seen how long steps wait for the loader, so D is known only if the loader is far faster than the steps.
+            regime, where the workers slow the device's steps down. If, in a training on the CPU, another thread fetches the
+            batches, the steps' waits for it cannot be seen. D is then known only if the loader is far faster than the steps.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.
         loss: {"first", "last", "is_finite", "curve", "why_no_curve"} seen at backward(); None if backward() was not seen. The
-            curve is the mean loss of each of the first optimizer steps, without gradient scaling; None for a loss that is not
-            finite. If the curve is not available, it is empty, and "why_no_curve" says why.
+            curve contains the mean loss of each of the first optimizer steps, without gradient scaling, and None for each loss
+            that is not finite. If there is no curve, it is empty, and "why_no_curve" says why.
         scaling: {"scale", "skipped", "skipped_in_window"} of the program's or the harness's GradScaler; None without one.
         knobs: knob key -> KnobReport for every knob of the spec.
         observed: knob key -> the program's own value, for every knob that the harness can read. It is the knob's baseline.
@@ -370,9 +370,10 @@ class Progress:
 
 
 def clock_offset_s(spec: Spec) -> float:
-    """Returns what to add to this process's monotonic clock to get that of the machine that launched the trial.
+    """Returns the seconds to add to this process's monotonic clock to get that of the machine that launched the trial.
 
-    0.0 on that machine, even if its system clock was set meanwhile. Between machines, it is as exact as their system clocks.
+    The result is 0.0 on that machine, even if its system clock was set meanwhile. On other machines, it is as exact as the
+    system clocks.
     """
     if spec.epoch_s is None or (spec.boot_id and spec.boot_id == read(BOOT_ID)):
         return 0.0
@@ -381,7 +382,7 @@ def clock_offset_s(spec: Spec) -> float:
 
 
 def write_json(path: str, document: Any) -> None:
-    """Writes a dataclass or plain document as JSON, by `write_text`. Integers of NumPy and others become plain ones."""
+    """Writes a dataclass or plain document as JSON, by `write_text`. Integers of NumPy or other libraries become plain ones."""
     write_text(path, json.dumps(document, default=_plain))
 
 
@@ -435,7 +436,7 @@ def result_of(raw: Dict[str, Any], source: str) -> RankResult:
 
     Args:
         raw: the document, as `dataclasses.asdict` makes it from a result; it is changed.
-        source: where it is from, for the message.
+        source: where the document comes from, for the error message.
 
     Raises:
         ValueError: it is not a result of this schema.

@@ -41,7 +41,7 @@ class Communication:
         self.is_looking = False
 
     def num_steps(self, step_s: float) -> int:
-        """Returns how many steps to observe, in addition to `num_ahead` (last_step.py); 0 without a wrapper."""
+        """Returns how many steps to observe, in addition to `num_ahead` (last_step.py); 0 without DistributedDataParallel."""
         return max(MIN_STEPS, min(MAX_STEPS, int(LOOK_S / max(step_s, 1e-9)))) if self._parallel.living else 0
 
     def begin(self, *, is_compiled: bool) -> None:
@@ -80,7 +80,7 @@ class Communication:
 
     def summary(self) -> Dict[str, Any]:
         """Returns {"exposed_s", "num_steps", "gradient_bytes", "bandwidth_bytes_per_s"}; {} if nothing is known."""
-        seen = self._exposed_s[1:]  # the timers report the previous step; the first value is from before they were started
+        seen = self._exposed_s[1:]  # the timers report the previous step, so the first value is from before `begin`
         if not seen:
             return {}
         return {
@@ -122,12 +122,12 @@ def await_end(work: Any, device_type: str) -> None:
     """Waits until a collective is done.
 
     Args:
-        work: what torch.distributed returned for it.
-        device_type: type of its tensor's device. On a GPU, the collective is polled: NCCL's `wait` with a timeout checks only
-            every 1 to 10 milliseconds.
+        work: what torch.distributed returned for the collective.
+        device_type: type of the device of the collective's tensor. On a GPU, the collective is polled, because NCCL's `wait`
+            with a timeout checks only every 1 to 10 milliseconds.
 
     Raises:
-        RuntimeError: it failed, or has not ended within PROBE_S.
+        RuntimeError: the collective failed, or has not ended within PROBE_S.
     """
     if device_type != "cuda":
         work.wait(datetime.timedelta(seconds=PROBE_S))

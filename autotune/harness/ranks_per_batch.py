@@ -26,7 +26,7 @@ class Sharing:
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self._num_replicas = 0  # number of ranks over which FSDP2 averages gradients; 0 without FSDP2
-        self._num_parts = 1  # number of ranks over which other tensors are distributed
+        self._num_parts = 1  # number of ranks over which parameters are distributed without FSDP2
         self._num_per_sequence = 1  # number of ranks that each have a part of the same sequences
         self.num_stages = 1
         patches.on_import("torch.distributed.pipelining.stage", self._watch_stages)
@@ -48,7 +48,7 @@ class Sharing:
             def __init__(stage: Any, *args: Any, **kwargs: Any) -> None:
                 construct(stage, *args, **kwargs)
                 self.num_stages = max(self.num_stages, stage.group_size)
-                if self.num_stages > 1:  # a stage gets gradients from the next stage, which would have scaled them
+                if self.num_stages > 1:  # a stage would scale gradients that the next stage has already scaled
                     self._context.gradients.stand_down(step.PIPELINE)
 
             return __init__
@@ -81,7 +81,7 @@ class Sharing:
 def _num_replicas(module: Any) -> int:
     """Returns over how many ranks FSDP2 averages a module's own gradients; 0 if unknown."""
     try:
-        state = module._get_fsdp_state()  # FSDP2's method, whatever the program's class has: FSDP2 comes first in the MRO
+        state = module._get_fsdp_state()  # FSDP2's method, not the program's: FSDP2's class comes first in the MRO
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         info = groups[0].mesh_info
         return int(getattr(info, "shard_mesh_size", 1) * getattr(info, "replicate_mesh_size", 1))

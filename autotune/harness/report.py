@@ -13,7 +13,7 @@ from . import process, protocol
 from .context import TrialContext
 from .knobs.module import recompile_limit_reason
 
-AMPLE = 1.25  # steps do not wait for a loader that can make this many times as many samples per second as they take
+AMPLE = 1.25  # a loader that can make more than this many times the samples that steps take never keeps them waiting
 
 
 def bare(context: TrialContext, status: str) -> protocol.RankResult:
@@ -126,8 +126,8 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     if measured.step_s:  # in mode "inspect", a process at its own pace (peers.py) may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
-        # `measured` may contain last steps that the window's rate leaves out. So only the busy share comes from `measured`, and
-        # the rate from the window: with the rate of all steps in `measured`, D could fall below the window's rate.
+        # `measured` may contain last steps that the window's rate leaves out. So only the busy share comes from `measured`. The
+        # rate comes from the window: with the rate of all steps in `measured`, D could fall below the window's rate.
         found.device_rate_per_s = window.rate_per_s * measured.step_s / measured.busy_s
     found.throughput_per_s = window.rate_per_s
     if context.loaders.unit_source == "loader":
@@ -151,7 +151,7 @@ def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: f
 
 
 def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: TrialContext) -> None:
-    # Knobs that were set on the command line: checks that the program has applied them.
+    # Checks whether the program has applied the knobs that were set on its command line.
     training = context.loaders.training
     for key, value in passed.items():
         observed, odd = found.observed.get(key), None
@@ -188,7 +188,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         "num_loaders": len(context.loaders.loaders),
         "batches_per_step": num_batches / num_fed if num_fed else None,
         "modules": [root.name for root in watch.reported],
-        "wrappers": list(watch.wrappers),
+        "wrappers": list(watch.wrapping.names),
         "num_replicas": first.get("num_replicas", 1),
         "num_parameters": [root.num_parameters for root in watch.reported],
         "optimizers": [type(o).__name__ for o in context.optimizers.optimizers()],

@@ -34,7 +34,7 @@ LOOK_S = 0.2  # seconds between two calls of `_look` after the eager steps; `_lo
 class Session(TrialContext):
     """The harness in this process: creates the objects that watch the program and follows its steps."""
 
-    __slots__ = ("_is_plain", "_next_look_s")  # as in TrialContext
+    __slots__ = ("_is_plain", "_next_look_s")  # every step reads them, and a slot is faster
 
     def __init__(self, spec_path: str) -> None:
         super().__init__(protocol.read_spec(spec_path))
@@ -104,7 +104,7 @@ class Session(TrialContext):
         self.phases.enter("init")
 
     def _forked(self) -> None:
-        # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
+        # A forked process may be a rank that trains. But if its parent was already training, the harness ignores the child.
         self.pid = os.getpid()
         self.is_child, self.phases.is_writing = True, False
         self.is_over = self.is_over or self.is_active
@@ -112,7 +112,7 @@ class Session(TrialContext):
         self.modules.forked()
 
     def activate(self) -> None:
-        """Makes this process report for its rank; called before the first optimizer step is counted."""
+        """Makes this process write the result of its rank; called before the first optimizer step is counted."""
         self.is_active = True
         libraries.end()
         self.phases.start_writing()
@@ -139,10 +139,10 @@ class Session(TrialContext):
             skipping.skip_functions(self.spec.skipped, is_needed=self.rank == 0)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook for usual steps: only the training loader feeds them, and they contain no evaluation.
+        """Returns a short hook for usual steps, i.e. steps without an evaluation that only the training loader feeds.
 
         After any other step, the hook calls `otherwise`. For a usual step, it does the same as `step_done`, but in one call
-        instead of seventeen: each call of cold code costs a microsecond (measured).
+        instead of seventeen, because each call of cold code costs a microsecond (measured).
         """
         modules, touched, training = self.modules, self.loaders.touched, self.loaders.training
         waiting, monotonic = self.clock.waiting, time.monotonic  # a HostClock: on a GPU, `_look` asks for no short hook
@@ -215,7 +215,7 @@ class Session(TrialContext):
         if is_foreign and self.explained is not None:
             self.explained.leave_out(samples, wait_s)
         now_s = self.clock.mark(samples, wait_s, is_foreign)
-        # One look processes several short steps: running cold code at every step would cost far more.
+        # One look processes several short steps, because running its cold code at every step would cost far more.
         if now_s >= self._next_look_s or self.num_steps <= self._eager_steps or self.world_size > 1:
             self._next_look_s = now_s + LOOK_S
             self._look(now_s)

@@ -1,7 +1,7 @@
-"""Finds the training loader again in a real run. The program may have been edited or moved, and trains for many epochs.
+"""Recognises, in a real run, the training loader of the study that found the settings.
 
-Within a study the program does not change, so file, line and ordinal identify a loader. A file of settings is used later: lines
-may have moved (adding a call of `autotune.apply` is enough), the folder may differ, and each epoch may build new loaders. So
+Within a study the program does not change, so file, line and ordinal identify a loader. By the time of a real run, lines may
+have moved (adding a call of `autotune.apply` is enough), the folder may differ, and each epoch may build new loaders. So
 `Spec.target` also contains, for each loader, the code that constructs it and its position among the loaders constructed by
 that code.
 """
@@ -20,7 +20,9 @@ from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, 
 from . import adapters, members
 from .knobs.loader import LoaderKnobs
 
-NUM_FRAMES = 2  # the line that constructs the loader, and the line that called its function: one helper may make all loaders
+# A loader's code is made from the line that constructs it and the line that called the enclosing function, because one function
+# may construct all loaders.
+NUM_FRAMES = 2
 HASH_DIGITS = 12
 SHUFFLED = ":shuffled"
 MAX_WRAPPERS = 4  # levels of batch samplers inside one another that are searched
@@ -42,7 +44,7 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
 
 
 def marked(code: str, arguments: Dict[str, Any]) -> str:
-    """Returns the code, with SHUFFLED added if the loader looks like a training loader, since one line may make all loaders."""
+    """Returns the code, with SHUFFLED added if the loader looks like a training loader: one line may make all loaders."""
     return f"{code}{SHUFFLED}" if code and looks_like_training(arguments) else code
 
 
@@ -56,7 +58,7 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader, by its constructor's arguments, draws samples at random, so that the order does not matter."""
+    """Returns whether a loader, by its constructor's arguments, draws samples at random."""
     if isinstance(arguments.get("dataset"), IterableDataset):
         return False  # a stream has its own order
     sampler = _sampler(arguments)
@@ -76,7 +78,7 @@ def num_drawn(arguments: Dict[str, Any], num_data: Optional[int]) -> Optional[in
     """Returns how many samples a loader draws in an epoch; None if not known.
 
     Args:
-        arguments: of the loader's constructor.
+        arguments: arguments of the loader's constructor.
         num_data: number of items of its data set; None if not known.
     """
     given = arguments.get("batch_sampler")
@@ -97,7 +99,7 @@ class TargetSites:
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target
         self._made: Dict[str, int] = {}  # code -> index of the last loader that it constructed
-        self._period: Dict[str, int] = {}  # code -> number of loaders it constructed before training; an epoch may repeat these
+        self._period: Dict[str, int] = {}  # code -> number of loaders it made before training; each epoch may make them anew
         self._is_training = False
         self._batch_samplers: List[Any] = []  # weak references to the batch samplers of targets
 
@@ -115,7 +117,7 @@ class TargetSites:
         """Returns whether a loader is one whose knobs the study changed.
 
         Args:
-            info: the loader: site, ordinal, code and nth.
+            info: the loader's record, with its site, ordinal, code and nth.
             arguments: arguments of its constructor.
             is_chained: whether it is made around the batch sampler of a target.
         """
@@ -123,7 +125,7 @@ class TargetSites:
             return True
         if self._target is None:
             return looks_like_training(arguments)
-        return self._is_same(self._target[0], info)  # the other targets are made around this one
+        return self._is_same(self._target[0], info)  # the other targets are made around the first one
 
     def _is_same(self, target: Dict[str, Any], info: Any) -> bool:
         code = target.get("code")
@@ -133,7 +135,8 @@ class TargetSites:
             return False
         if not self._is_training:
             return bool(target["nth"] == info.nth)
-        # Made for a later epoch: compare its position within the epoch, as the same code may make evaluation loaders.
+        # The loader is made for a later epoch. The same code may also make evaluation loaders, so its position within the epoch
+        # is compared.
         return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
 
     def begin_training(self, loaders: List[Any]) -> None:
@@ -144,7 +147,7 @@ class TargetSites:
             self.made(info.batch_sampler, info)
 
     def change(self, info: Any, arguments: Dict[str, Any], knobs: LoaderKnobs) -> None:
-        """Applies the knobs to a loader that is made while the program trains; `info` is not needed afterwards."""
+        """Applies the knobs to a loader that is made while the program trains, if it is a target."""
         if not knobs.asked:
             return
         info.nth = self.nth(info.code)
@@ -158,12 +161,12 @@ class TargetSites:
         """Remembers the batch sampler of a target, because another loader may be made around it."""
         self._batch_samplers = [known for known in self._batch_samplers if known() is not None]
         if info.is_target and batch_sampler is not None:
-            with contextlib.suppress(TypeError):  # for example a list of batches; no sampler is made around that
+            with contextlib.suppress(TypeError):  # it cannot be referenced weakly, such as a list; no sampler is made around it
                 self._batch_samplers.append(ref(batch_sampler))
 
 
 def _nested(batch_sampler: Any) -> Iterator[Any]:
-    """Yields a batch sampler, then the one inside it, and so on; None where there is no further one."""
+    """Yields a batch sampler, the one inside it, and so on, MAX_WRAPPERS items in all; None after the innermost one."""
     for _ in range(MAX_WRAPPERS):
         yield batch_sampler
         batch_sampler = members.attribute(batch_sampler, "batch_sampler")

@@ -1,8 +1,8 @@
 """Writes this process's call stacks to a file if the tuner cannot request them by a signal.
 
-A signal does not reach another node. And its handler writes the stacks to standard error, which may not be the trial's log. In
-both cases the tuner requests the stacks by creating a file in the trial's folder. A thread checks once a second whether this
-file exists, writes the stacks when it does, and ends.
+A signal does not reach another node. And the signal's handler writes the stacks to standard error, which a program may have
+redirected away from the trial's log. In both cases the tuner requests the stacks by creating a file in the trial's folder. A
+thread checks once a second whether this file exists. When it does, the thread writes the stacks and ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 
 from . import protocol
 
-LOOK_S = 1.0
+LOOK_S = 1.0  # seconds between two checks whether the file exists
 
 
 def answer_by_file(spec: protocol.Spec) -> None:

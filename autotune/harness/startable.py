@@ -14,7 +14,7 @@ import sys
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Dict
 
-# After this many pickled bytes the rest is assumed to be picklable, too; a table of a billion rows need not be pickled whole.
+# After this many pickled bytes the rest is assumed to be picklable, too. So a table of a billion rows is not pickled whole.
 ENOUGH_BYTES = 64 * 2**20
 PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # sent to workers
 UNGUARDED = (
@@ -57,7 +57,7 @@ class _Sink:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles as for a new process, but leaves tensors out: they can always be sent, and would be moved into shared memory."""
+    """Pickles as for a new process, but without tensors: they can always be sent, and pickling moves them to shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
         """Replaces tensors and storages; called by pickle for each object."""
@@ -95,7 +95,10 @@ def _unpicklable(value: Any) -> str:
 
 
 def _unguarded() -> str:
-    """Returns why workers must not import the main module; "" if it tests `__name__`, which may keep it from training."""
+    """Returns why workers must not import the main module; "" if they do not, or if its source contains `__name__`.
+
+    A main module that tests `__name__` probably does not train when it is imported.
+    """
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or ""
     name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]

@@ -14,10 +14,11 @@ is_called = False  # whether the program itself started the harness by `autotune
 # How this process imported torch; {} in a warm start, where torch is already imported.
 #   "is_first": whether it was the trial's first process.
 #   "changed": names of the environment variables that the program had changed before the import.
-#   "changed_before_compiler": those that torch's compiler reads, changed before it was imported; absent if it never was.
+#   "changed_before_compiler": names of the variables that torch's compiler reads and that the program had changed before it
+#       imported the compiler; absent if the compiler was not imported.
 #   "imports": module -> seconds, for imports that a warm server may repeat (libraries.py); absent before the first step.
-#   "is_repeatable": whether one of these imports has imported torch. If so, they also made the changes that "changed" names.
-#       Absent before the first step.
+#   "is_repeatable": whether one of the imports in "imports" has imported torch. If so, these imports also made the changes that
+#       "changed" names. Absent before the first step.
 startup: Dict[str, Any] = {}
 
 

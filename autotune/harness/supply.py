@@ -4,10 +4,10 @@ While the first step compiles, the workers fill their queues. Until the queues a
 workers make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, at which the steps take
 batches; P, at which the workers make them; and L, at which the workers could make them undisturbed.
 
-As long as the queue's length is stable, K lasts. While the queue shrinks, each step takes one batch from it, and the workers
-add only P/K of a batch. Once the queue is empty, each step must wait for the other 1 - P/K of a batch. The workers make it at
-rate L, because they then have the cores to themselves. So a step takes 1/K + (1 - P/K)/L seconds. With separate cores for the
-workers, P is L and the rate is min(K, L); with shared cores, P is less.
+K can last if the queue's length is stable. While the queue shrinks, each step takes one batch from it, and the workers add only
+P/K of a batch. Once the queue is empty, each step must wait for the missing 1 - P/K of a batch. The workers make it at rate L,
+because the waiting step leaves all cores to them. So a step takes 1/K + (1 - P/K)/L seconds. If the workers have separate
+cores, P is L and the rate is min(K, L). If they share the step's cores, P is less.
 """
 
 from __future__ import annotations
@@ -22,26 +22,23 @@ from .protocol import SEPARATE, SHARED
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
 FALL_FRAC = 0.02
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue shrinks
-LEAST_BATCHES = 3  # fewer batches in a window do not tell what a batch costs
-GLANCE_S = 0.1  # minimum time between two readings; without it, ranks of a group would read at every step
+LEAST_BATCHES = 3  # with fewer batches in a window, the time that a batch takes is not known
+GLANCE_S = 0.1  # minimum time between two readings; without this limit, ranks of a group would read at every step
 # The step and the workers share cores if together they ask for more cores than are available: by more than SHARED_FRAC of the
-# available cores, and by more than SHARED_CORES cores. A worker asks for a core while it uses one and while it waits for one
-# that this program itself uses: workers that share the step's cores use no more than it leaves them. While a worker waits, all
-# cores are in use, so the program causes as much of the wait as it uses of the cores, and other programs cause the rest.
+# available cores, and by more than SHARED_CORES cores. A worker asks for a core while it uses one, and also while it waits for
+# one that this program uses, because workers that share cores use only what the step leaves them. While a worker waits, all
+# cores are in use, by this program or by others. So this program's share of the cores is also its share of the wait.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1
 
 
 class Reading(NamedTuple):
-    """Counters of the training process and of its workers at one moment; batches and CPU seconds since the start.
-
-    `file` is that of the counters, which differs between loaders.
-    """
+    """Counters of the training process and of its workers at one moment; batches and CPU seconds since the start."""
 
     now_s: float
-    taken: float
+    taken: float  # batches that the steps so far have taken
     cpu_s: float  # CPU seconds of this process
     workers: List[worker.Counters]
-    file: str = ""
+    file: str = ""  # path of the workers' counters; each loader has its own
 
     @property
     def made(self) -> float:
@@ -50,7 +47,7 @@ class Reading(NamedTuple):
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken. Only its changes are meaningful: if an epoch is cut short, some are never taken."""
+        """Batches made and not taken. Only its changes are meaningful: an epoch that is cut short leaves some batches over."""
         return self.made - self.taken
 
 
@@ -123,7 +120,7 @@ class Supply:
         self._before_window = self._totals() if self._opened is None else None
 
     def close_window(self) -> None:
-        """Reads the counters as the window closes. If another loader trains now, those from its opening are of no use."""
+        """Reads the counters as the window closes. If another loader trains now, discards those from the window's opening."""
         if self._closed is None:
             self._closed = self.read()
             if self._opened is not None and self._closed is not None and self._opened.file != self._closed.file:
@@ -166,9 +163,10 @@ class Supply:
     def capacity_per_s(self) -> Optional[float]:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
-        With workers, it is the sum of what each worker makes per busy second, not counting seconds in which it had no core.
-        Workers of iterations that run at the same time share counters. The sum is limited to what all cores together can make.
-        Without workers, it is the samples per second in __next__.
+        With workers, it is the sum of what each worker makes per busy second, not counting seconds in which it had no core. If
+        iterations over the loader run at the same time, their workers share counters, so the sum is multiplied by the number of
+        iterations. The result is limited to what all cores together can make. Without workers, L is the number of samples per
+        second in __next__.
         """
         training = self._loaders.training
         if training is None or not training.total_batches:

@@ -14,7 +14,7 @@ from .context import TrialContext
 from .patches import patches
 
 ASK = "_get_num_nonjoined_procs"
-STEPS = "_autotune_steps"  # attribute of a `Join`: number of steps before the one that this rank takes part in
+STEPS = "_autotune_steps"  # attribute of a `Join`: number of steps when this rank last asked; None if no rank had data then
 
 
 def watch(context: TrialContext) -> None:
@@ -41,5 +41,5 @@ def watch(context: TrialContext) -> None:
 
 
 def _averages(hook: Any) -> bool:
-    """Whether the others have averaged gradients since the last question; they do not while they accumulate gradients."""
+    """Whether the other ranks averaged gradients since this rank last asked; they do not while they accumulate gradients."""
     return bool(getattr(getattr(hook, "ddp", None), "require_forward_param_sync", True))

@@ -2,16 +2,17 @@
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
 MODULE is one that the server imports: torch, and others that libraries.py has found. FD is the server's end of a socket pair.
-PARENT is the supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single
-multi-threaded operation, such operations would hang in every child. Each trial prints what the imports have printed.
+PARENT is the supervisor's process id. The server runs no user code and does not initialise CUDA. It creates no tensor: after a
+single multi-threaded operation in the server, such operations would hang in every child. Each trial prints again what the
+server's imports have printed.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
     supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
                 trial's end of another socket pair
 
-The trial is forked twice, so that it becomes a child of the supervisor like any other trial. It writes its process id to its
-socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves like `python SCRIPT ...` or
-`python -m MODULE ...`.
+The trial is forked twice. When the process in between ends, the trial becomes a child of the supervisor (a subreaper), like any
+other trial. It writes its process id to its socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves
+like `python SCRIPT ...` or `python -m MODULE ...`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ HARNESS = "_autotune_harness"
 SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA without initialising it
 READS_CHECK = "_nvml_based_avail"  # the function of torch.cuda that reads this variable
-NUM_DESCRIPTORS = 4
+NUM_DESCRIPTORS = 4  # three standard descriptors and a socket
 PR_SET_PDEATHSIG = 1
-OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
+OF_TORCH = {"torch", "torchvision"}  # the threads and descriptors that importing these two leaves behind are harmless
 LONGEST = 1 << 16  # a trial prints at most this many bytes of what the imports have printed
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
 # A thread of pyarrow that a forked process can do without: jemalloc then frees memory in the threads that allocate it.
@@ -59,7 +60,7 @@ def main() -> None:
         del sys.path[0]  # this folder
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)
-    del sys.argv[1:]  # a library that reads the program's arguments finds none
+    del sys.argv[1:]  # a library that reads the program's arguments must not find the server's
     try:
         before = held()
         printed = load(modules)
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def load(modules: List[str]) -> Dict[int, bytes]:
-    """Imports the modules that trials should find imported; returns what this prints to descriptors 1 and 2.
+    """Imports the modules that trials should find imported; returns {descriptor: text} of what this prints to 1 and 2.
 
     Raises:
         RuntimeError: an import initialised CUDA, which no forked child could then use.
@@ -112,7 +113,7 @@ def cuda_unused() -> Iterator[None]:
     """Lets torch check for CUDA without initialising it.
 
     If torch is imported already, its function READS_CHECK is replaced until the context ends. Otherwise the variable CUDA_CHECK
-    is set until then. If a library sets the variable meanwhile, it stays, as in a fresh process.
+    is set until then. If a library sets the variable meanwhile, the library's value stays, as in a fresh process.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, READS_CHECK):

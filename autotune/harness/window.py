@@ -20,7 +20,7 @@ class Window:
     Attributes:
         meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
-        plain_s: in mode "explain", seconds of every quiet step (see `clock.Finished`) that contains no evaluation.
+        plain_s: in mode "explain", seconds of each quiet step (see `clock.Finished`) without an evaluation.
         wait_s, busy_s, step_s: sums of these fields of `clock.Finished` over the window's steps.
         is_full: whether the measurement is complete, so that the program may end.
         is_cut_off: whether the window was ended for lack of time.
@@ -45,9 +45,9 @@ class Window:
         """Makes the meter; called at the first step, and again when the number of processes that train changes."""
         self.is_full = False
         context, spec = self._context, self._context.spec
-        # The limits are rates of all ranks together, but this meter counts one batch, on which `num_together` ranks train.
-        # Ranks step together, so each batch has the same share of the limits. Processes at their own pace have no limits: their
-        # shares of the rate are unknown.
+        # The limits are rates of all ranks together, but this meter counts only this rank's batch, on which `num_together`
+        # ranks train. Ranks step together, so each batch gets the same share of the limits. Processes at their own pace have no
+        # limits, because their shares of the rate are unknown.
         num_together, is_joint = context.sharing.ranks_per_batch(), context.peers.is_joint
         is_led = context.world_size > 1 and context.rank > 0 and not is_joint  # rank 0 decides for all ranks
         race, promote = (
@@ -63,13 +63,13 @@ class Window:
         self._context.phases.enter("compile" if self._context.modules.is_compiled() else "warmup")
 
     def is_quiet(self) -> bool:
-        """Returns whether nothing was compiled since the last call and, outside the window, no memory was allocated."""
+        """Returns whether, since the last call, nothing was compiled and, before the window, no memory was allocated."""
         context = self._context
         is_steady = context.phases.now == "steady"
         segments, retries = context.memory.movement()
         if is_steady:
             segments = 0  # one more segment does not disturb the window
-            retries = 0  # the result reports their number, so thrashing need not restart the window
+            retries = 0  # their number is in the result, so many retries need not restart the window
         seen = (context.modules.num_graphs(), segments, retries, is_steady)
         last, self._last_seen = self._last_seen, seen
         if last is not None and last[3] != seen[3]:
@@ -113,9 +113,9 @@ class Window:
     def _without_last_held(self, steps: List[Finished]) -> List[Finished]:
         """Returns the steps to process now: those held back earlier, and the new ones up to the last that took a batch.
 
-        A program that fetches one batch ahead takes none in the last step of an epoch, and two in the first step of the next.
-        If no epoch follows, the last step must not be measured, because its batch was counted before. If one follows, the
-        samples of its first step are spread evenly over both steps.
+        A program that fetches one batch ahead takes no batch in the last step of an epoch, and two in the first step of the
+        next epoch. If no epoch follows, the last step must not be measured, because its batch was counted before. If an epoch
+        follows, the samples of its first step are spread evenly over both steps.
         """
         if not self._held and (steps[-1].samples or self._context.loaders.unit_source != "loader"):
             return steps

@@ -1,8 +1,8 @@
 """Runs inside a DataLoader worker: counts batches and seconds in a file that the training process reads.
 
 A short trial cannot measure a loader's sustainable rate from outside: while the first step compiles, the workers prepare
-workers x prefetch batches, which then seem to cost nothing. So each worker measures its own capacity: its batches per busy
-second. The counters are in a memory-mapped file in the trial's folder, which works for fork, forkserver and spawn alike and
+workers x prefetch batches, which then seem to cost nothing. So each worker measures its own capacity, the batches it makes per
+busy second. The counters are in a memory-mapped file in the trial's folder. This works with fork, forkserver and spawn, and
 takes no space in /dev/shm.
 """
 
@@ -20,7 +20,7 @@ from .patches import patches
 
 SLOT = struct.Struct("6d")
 READINGS = 8  # tries of `read_together`; if the thread loses its core during each of them, the last one is used
-COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
+COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot: the first five counters, and `has_asked`
 UNPICKLE = "__import__('runpy').run_path(folder + '/unpickled.py')['worker_init']()"
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for a core, number of time slices
 
@@ -32,9 +32,9 @@ class Counters(NamedTuple):
         batches: batches fetched.
         busy_s: wall seconds spent fetching them.
         cpu_s: CPU seconds of the worker, for fetching and for everything else.
-        delay_s: busy seconds in which it was runnable but had no core; 0 if the kernel does not record them.
+        delay_s: busy seconds in which the worker was runnable but had no core; 0 if the kernel does not record them.
         began_s: when the current batch was begun, on the monotonic clock; 0 if no batch is being fetched.
-        has_asked: whether the data set has asked which worker it is in.
+        has_asked: 1 if the data set has asked which worker it is in (`get_worker_info`), else 0.
     """
 
     batches: float
@@ -72,7 +72,7 @@ class WorkerInit:
         following: the program's own `worker_init_fn`.
         cores: the cores to bind the worker to; None leaves it unbound.
         observe: called in the worker to observe where its time goes (explain/workers.py) or to skip stages
-            (explain/skipping.py); None except in trials that do one of the two.
+            (explain/skipping.py); None in trials that do neither.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ def _delays() -> Callable[[], float]:
 def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tuple[float, Any]:
     """Returns the seconds waited for a core and a clock's time at the same moment.
 
-    The system often takes a core away during these calls. The wait then counts on only one of the two clocks. In one case, a
-    worker on busy cores seemed blocked for a fifth of its time. So both are read again if there was a wait in between.
+    The system often takes the core away between the two readings. The wait then counts on only one of them: in one measurement,
+    a worker on busy cores seemed blocked for a fifth of its time. So both are read again if there was a wait in between.
     """
     for _ in range(READINGS - 1):
         before_s, now = delay_s(), clock()

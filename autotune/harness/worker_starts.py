@@ -1,4 +1,4 @@
-"""Sees how a loader's workers start: counts what they make, binds them to cores, and keeps their processes."""
+"""Intercepts the start of a loader's workers: makes them count batches, binds them to cores, and remembers their processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerStarts:
 
     def _start(self, start: Callable[[], None], iterator: Any, loader: Any) -> None:
         if self._is_measuring:
-            get_temp_dir()  # now, so that workers make their sockets in this folder, which `Ending.leave` removes
+            get_temp_dir()  # makes the folder now, so workers make their sockets there, and `Ending.leave` removes it
         kept = loader.__dict__
         info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
         cores = self._context.binder.workers_start(num_workers, may_train=info is None or info.is_target)
@@ -82,7 +82,7 @@ class WorkerStarts:
         return functools.partial(workers.observe, workers.prefix(self._spec.folder, info.number))
 
     def _has_counters(self, info: Loader, num_workers: int) -> bool:
-        path = os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")  # not that of a parent process
+        path = os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")  # the parent process has another path
         try:
             worker.create(path, num_workers)
         except OSError:

@@ -1,9 +1,9 @@
-"""Counts the steps of programs without an optimizer of torch.optim, by their writes to parameters after backward passes.
+"""Counts the steps of programs without an optimizer of torch.optim: writes to parameters after backward passes.
 
 Such programs write their parameters themselves (`p -= lr * p.grad`) or use another library's optimizers. The trained tensors
 are found in the graph of the loss. A write changes a tensor's version or memory address. `p.data.add_(...)` changes neither, so
 a few of the tensor's values are compared as well. On a GPU, reading values waits for the device. So values are compared there
-only until it is known how many backward passes precede each write; from then on, backward passes are counted.
+only until it is known how many backward passes precede each write. From then on, backward passes are counted instead.
 
 The tensors are examined from the second backward pass on; if the program has made an optimizer, only after MOST_PASSES passes.
 The first step of an optimizer removes the patches.
@@ -24,14 +24,14 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# The harness gives up after MOST_PASSES backward passes without a detected step, if the program has made no optimizer by then:
-# even a program that accumulates gradients before its first step would have made one. If there is an optimizer, the first
-# MOST_PASSES passes are not examined, and the search ends quietly after as many more.
+# The harness gives up after MOST_PASSES backward passes without a detected step, if the program has made no optimizer of
+# torch.optim by then: a program with such an optimizer makes it before so many passes, even if it accumulates gradients. If
+# there is an optimizer, the first MOST_PASSES passes are not examined, and the search ends quietly after as many more.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: MIN_WRITES if all later writes can be seen as well;
 # MIN_UNSEEN_WRITES if backward passes will be counted instead.
 MIN_WRITES, MIN_UNSEEN_WRITES = 3, 12
-MIN_SHARE = 0.25  # writes count as steps only if at least this share of the tensors that change is written together
+MIN_SHARE = 0.25  # writes count as steps only if at least this share of the changing tensors changes at the same checks
 NUM_PROBES, NUM_VALUES = 3, 16  # number of tensors watched for writes; number of values compared in each
 # If the longest step had n backward passes, and n * PATIENCE passes go by without a write, writes count as no longer visible.
 PATIENCE = 64
@@ -62,14 +62,14 @@ class Leaf:
 
     Args:
         tensor: the tensor, which is not kept alive.
-        since: number of the check (`Writes._look`) at which it was first seen.
+        since: number of the check (`Writes._look`) at which the tensor was first seen.
     """
 
     def __init__(self, tensor: Any, since: int) -> None:
         self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)
         self.place, self.values = place_of(tensor), values_of(tensor)
         self.changes: List[bool] = []
-        self.is_seen_by_place = True  # its place (`place_of`) has changed whenever its values have, and only then
+        self.is_seen_by_place = True  # whether its place (`place_of`) has changed at the same checks as its values
 
     def look(self, tensor: Any) -> None:
         """Notes whether the tensor has changed since the last look."""

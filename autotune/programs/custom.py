@@ -3,7 +3,7 @@
     python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
     python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
 
-Name each of your parts as PACKAGE.MODULE:FUNCTION. Modules are imported from the working directory first. Signatures must be:
+Name each of your parts as PACKAGE.MODULE:FUNCTION. Modules in the working directory take precedence. Signatures must be:
 
     def build() -> torch.nn.Module                       # --model-factory
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
@@ -137,10 +137,10 @@ def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]
 
 
 def check_call(function: Callable[..., Any], call: str) -> None:
-    """Checks that a function can be called like `call`, such as "(model, batch)"; a built-in without a signature passes.
+    """Checks that a function accepts the arguments in `call`, such as "(model, batch)"; a built-in without a signature passes.
 
     Raises:
-        ValueError: it cannot be called like this; the error says why.
+        ValueError: the function cannot be called like this; the error says why.
     """
     try:
         signature = inspect.signature(function)
@@ -156,7 +156,7 @@ def main() -> None:
     """Reads the command line and trains."""
     parser = build_parser()
     own, rest = parser.parse_known_args()
-    sys.path[0] = os.getcwd()  # so that imports find your modules, not this folder's
+    sys.path[0] = os.getcwd()  # instead of this folder, so that imports find your modules
     parts = own.check or [each for each in (own.model_factory, own.data_factory, own.step) if each]
     if wrong := wrong_parts(parts, own):
         parser.exit(2, "\n".join([*wrong, ""]))

@@ -1,4 +1,4 @@
-"""Holds what the training scripts of this folder share: plain PyTorch, for one process or several."""
+"""Contains the code that the training scripts of this folder share: plain PyTorch, for one process or several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch of built-in data, so that epochs are as long as usual
+ENDLESS_SAMPLES = 100_000  # default samples in an epoch of built-in data, which have no end: as many as in a usual epoch
 SYNTHETIC_BATCHES = 4
 
 
@@ -23,8 +23,8 @@ class SyntheticBatches:
 
     Args:
         options: the command line.
-        make: returns a batch. Several random batches are made, not one of zeros: with constant inputs some kernels run faster
-            than with real data.
+        make: returns a batch. The batches are random and differ, because some kernels run faster with constant inputs than with
+            real data.
     """
 
     def __init__(self, options: argparse.Namespace, make: Callable[[], Any]) -> None:
@@ -36,7 +36,7 @@ class SyntheticBatches:
 
 
 def build_loader(data: Dataset[Any], options: argparse.Namespace) -> DataLoader[Any]:
-    """Returns a loader that shuffles, unless the data are a stream; several processes get a part of the data each."""
+    """Returns a loader that shuffles and gives each process its part of the data; a stream is loaded as it is."""
     is_stream = isinstance(data, IterableDataset)
     sampler: Any = DistributedSampler(data, seed=options.seed) if dist.is_initialized() and not is_stream else None
     shuffle = sampler is None and not is_stream
@@ -44,7 +44,7 @@ def build_loader(data: Dataset[Any], options: argparse.Namespace) -> DataLoader[
 
 
 def build_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-    """Returns the optimizer over all parameters of the model; `weight_decay` is that of "sgd"."""
+    """Returns the optimizer over all parameters of the model; `weight_decay` is used only by "sgd"."""
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay)
     return torch.optim.AdamW(model.parameters(), lr=lr)
@@ -66,7 +66,7 @@ def join_processes(kind: str) -> torch.device:
 
 
 def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model. With several processes, it is wrapped to average gradients over them, or sharded across them."""
+    """Returns the model; with several processes, wrapped in DistributedDataParallel or, for "fsdp", sharded across them."""
     if not dist.is_initialized():
         return model
     if strategy == "fsdp":
@@ -94,20 +94,20 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
+    """Yields the items of each outermost nn.Sequential or nn.ModuleList in the model, such as a transformer's layers.
 
     Skips items without parameters. If an item is itself an nn.ModuleList, its items are yielded in its place.
     """
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
+        if not is_list or type(child).forward is nn.Module.forward:  # without a `forward`: a nested nn.ModuleList
             yield from blocks(child)
         elif any(True for _ in child.parameters()):
             yield child
 
 
 def begin_epoch(batches: Any, epoch: int) -> None:
-    """Reshuffles the data across the processes for an epoch."""
+    """Makes the sampler of several processes, if there is one, draw a new order for an epoch."""
     if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
         sampler.set_epoch(epoch)
 
@@ -168,7 +168,7 @@ def train(
             optimizer.step()
             num_units += count(batch)
             if number % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
+                value = loss.item()  # waits for the device; so it is called only now, and before the clock is read
                 rate_per_s = num_units / (time.monotonic() - since_s)
                 print(f"epoch {epoch} step {number} loss {value:.4f} {unit}/s {rate_per_s:.1f}", flush=True)
                 since_s, num_units = time.monotonic(), 0
@@ -208,7 +208,7 @@ def add_options(parser: argparse.ArgumentParser, *, lr: float, optimizer: str, p
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace, start: Callable[[torch.device], None]) -> None:
     """Joins the other processes, if there are any, and calls `start` with the device.
 
-    Ends the program with the parser's message if there is no such device.
+    If `--device` is cuda and torch sees no CUDA device, ends the program with an error message.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")

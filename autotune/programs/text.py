@@ -3,8 +3,8 @@
     python text.py --model gpt2_small --sequence-length 512 --batch-size 32 --num-workers 4
     torchrun --nproc_per_node=2 text.py --model bert_base
 
-It needs torch and transformers. Nothing is downloaded: models are built from their configuration, and the text is Python's own
-standard library, or a folder of yours. Words are hashed to tokens, so that token frequencies are as uneven as in real text.
+It needs torch and transformers. Nothing is downloaded: models are built from their configuration, and the text is the source of
+Python's standard library, or a folder of yours. Words are hashed to tokens, so token frequencies are as uneven as in real text.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from recipe_parts import ENDLESS_SAMPLES, SyntheticBatches, add_options, build_l
 Batch = dict[str, Tensor]
 
 ENDINGS = (".txt", ".md", ".rst", ".py")
-# Folders inside the standard library's folder that are far larger than the library.
+# Folders that are not read: inside the standard library's folder, they are far larger than the library.
 SKIPPED_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
 MAX_TEXT_BYTES = 16 * 2**20  # every loader process holds the text, and more of it would not change the speed
 MAX_WORD = 12  # characters of a token; a longer word becomes several tokens
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
-SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
+SCATTER = 2_654_435_761  # a large prime by which a sample's index is multiplied, so neighbours lie far apart in the text
 PAD, MASK = 0, 1
 NUM_SPECIAL = 2  # ids that are not words
 # As in BERT's training, MASKED_FRAC of the tokens are to be predicted. Of these, REPLACED_FRAC are replaced by random tokens,
 # KEPT_FRAC stay as they are, and all others are masked.
 MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1
 IGNORED = -100  # label of a token that the loss ignores
-HEAD_SIZE = 64
+HEAD_SIZE = 64  # width of an attention head, if the number of heads is not given
 
 
 @dataclass(frozen=True)

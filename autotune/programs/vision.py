@@ -74,7 +74,7 @@ def default_photo_folder() -> Path:
 
 
 def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
-    """Makes the photos unless they exist: all or none, even if several processes try at the same time.
+    """Makes the photos unless they exist. The folder appears complete or not at all, even if several processes do this at once.
 
     Raises:
         FileExistsError: `folder` contains something else.
@@ -164,7 +164,7 @@ def build_model(name: str, num_classes: int, image_size: int, source: str = "tor
 
         usual = timm.get_pretrained_cfg(name)  # None for a model that has no such settings
         is_other = getattr(usual, "fixed_input_size", False) and usual.input_size[-1] != image_size
-        size = {"img_size": image_size} if is_other else {}  # models of any size, such as ResNets, do not have this argument
+        size = {"img_size": image_size} if is_other else {}  # models for images of any size, such as ResNets, lack `img_size`
         model = timm.create_model(name, pretrained=False, num_classes=num_classes, **size)
         return model
     arguments: dict[str, Any] = {"num_classes": num_classes}

@@ -1,4 +1,4 @@
-"""Defines the tracker interface: an idempotent mirror of a study folder that neither loses nor duplicates entries."""
+"""Defines the interface of trackers. A tracker copies a study folder to a mirror, without losing or duplicating entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Synced:
         written: number of trials written by this call.
         present: number of trials that the mirror already had.
         pending: numbers of finished trials that the mirror does not have yet.
-        problem: why something is pending, in one line; "" if nothing is.
+        problem: why the mirror is incomplete, in one line; "" if it is complete.
         uri: address of the mirror, with credentials masked.
     """
 
@@ -28,15 +28,15 @@ class Synced:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything the folder holds is mirrored."""
+        """Whether everything in the folder is mirrored."""
         return not self.pending and not self.problem
 
 
 class Tracker(ABC):
     """Mirrors one study.
 
-    Only `autotune sync` uses it, in a separate process that measures nothing; the tuner never does. `push` is idempotent: it
-    may be called any number of times, even after a call that was killed half-way, and writes only what is missing.
+    It is used only by the process of `autotune sync`, so it never disturbs the tuner. `push` is idempotent: it may be called
+    any number of times, even after a call that was killed half-way, and writes only what is missing.
     """
 
     @abstractmethod
@@ -47,7 +47,8 @@ class Tracker(ABC):
 
         Args:
             folder: the study.
-            is_last: whether this is the last call. The caller waits for it, so a destination known to be down is skipped.
+            is_last: whether this is the last call. The caller waits for it, so nothing is tried if the previous call has just
+                found the destination down.
 
         Raises:
             BadInput: the destination's address is invalid, or the folder is not a study.

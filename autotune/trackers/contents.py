@@ -1,4 +1,4 @@
-"""Reads from a study's folder what MLflow gets, and makes the marks and digests that identify and check MLflow's copy."""
+"""Reads from a study's folder what is sent to MLflow, and makes the marks and digests by which MLflow's copy is checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ class Cache:
         self._made: dict[tuple[str, int], tuple[TrialRecord, Any, str]] = {}
 
     def made(self, what: str, trial: TrialRecord, make: Callable[[], str], *, of: Any = None) -> str:
-        """Returns a text about a trial, cached until the trial's record or `of` (what else the text depends on) changes."""
+        """Returns a text about a trial. It is made anew only if the trial's record or `of` has changed.
+
+        Args:
+            what: name of the text.
+            trial: the trial.
+            make: makes the text.
+            of: everything else that the text depends on.
+        """
         record, others, text = self._made.get((what, trial.number), (None, None, ""))
         if record is not trial or others != of:
             text = make()
@@ -83,7 +90,7 @@ class Contents:
 
     @property
     def written_at(self) -> float:
-        """When the summary was last written, in seconds since the epoch. A change makes it later, even without a new trial."""
+        """When the study last changed, in seconds since the epoch: a trial ended, or the summary was written."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
         except OSError:  # no summary yet
@@ -113,14 +120,14 @@ class Contents:
             return ""
 
     def digest(self, trial: TrialRecord) -> str:
-        """Returns a short hash of everything that MLflow gets about a trial. If it is unchanged, there is nothing to write."""
+        """Returns a short hash of everything that is sent to MLflow about a trial. If it is unchanged, nothing need be sent."""
         others = [entries.study_id(self.study), self._baseline.score if self._baseline else None, self.is_distributed]
         others += ["best"] if self._is_best(trial) else []
         return self.cache.made("digest", trial, lambda: digest([trial.as_json(), *others]), of=others)
 
     @cached_property
     def study_digest(self) -> str:
-        """A short hash of everything that MLflow gets about the study itself."""
+        """A short hash of everything that is sent to MLflow about the study itself."""
         return digest([self.summary, len(self.trials), [(name, file.stat().st_size) for file, name in self.files()]])
 
     def files(self) -> Iterator[tuple[Path, str]]:
@@ -133,7 +140,7 @@ class Contents:
         yield from (each for each in named if self.is_over and each[0].is_file() and self.has(each[0]))
 
     def has(self, file: Path) -> bool:
-        """Whether a file really is in the study's folder. A link in a stranger's study may point to any of the user's files."""
+        """Whether a file really is in the study's folder: a link in a stranger's study may point to any of the user's files."""
         return file.resolve().is_relative_to(self.folder.path.resolve())
 
     def _is_best(self, trial: TrialRecord) -> bool:
@@ -156,6 +163,6 @@ def first_line(error: Exception) -> str:
 
 def _summary(folder: StudyFolder) -> Summary:
     try:
-        return folder.current_summary()  # a study that was killed is not called "running" for ever
+        return folder.current_summary()  # not `read_summary`: a study that was killed must not stay "running" for ever
     except (OSError, ValueError):  # no summary yet
         return {}

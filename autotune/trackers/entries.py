@@ -35,22 +35,22 @@ from autotune.wording import (
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 
-# Outcome -> run status; FAILED if not listed. MLflow shows a tick for FINISHED (the trial's rate counts), else a cross.
+# Outcome -> run status; FAILED if not listed. MLflow shows a tick for FINISHED (here: the trial may win), else a cross.
 STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted: "KILLED"}
-# Outcome -> the run's color in charts, to distinguish the rates that count from the others.
+# Outcome -> the run's color in charts; FAILED_COLOR if not listed.
 COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
 BASELINE_COLOR, BEST_COLOR, FAILED_COLOR = "#3F4A54", "#3C9B5F", "#C82D4C"
 STUDY_COLOR = "#1F6FB2"  # otherwise MLflow chooses any, such as the red of a failure
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
-# A run of another layout is replaced by a new run, because MLflow cannot remove a metric from a run.
+# Version of tags, params and metrics. A run of another version is replaced by a new run, because MLflow cannot remove a metric.
 LAYOUT = "3"
-SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
+SEVERAL_PROCESSES = ("parallel.", "nccl.")  # beginnings of the keys of knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
 NO_VALUE = "-"  # what MLflow shows for a missing tag; written over an earlier value, because tags are never removed
 FINDING = "finding."  # beginning of the tags of findings, which are numbered
-MAY_GO = ("reason", "verdict", "explanations", "warm_start")  # tags that a study may lose, for example when it is resumed
+MAY_GO = ("reason", "verdict", "explanations", "warm_start")  # tags that may become empty, for example if a study is resumed
 
 
 def study_id(study: StudyRecord) -> str:
@@ -99,7 +99,8 @@ def trial_tags(
 ) -> dict[str, str]:
     """Returns a trial's tags, without the parent's run id.
 
-    The best trial is listed first. It is listed even if it is an ablation trial, because nothing else shows its settings.
+    The tags make MLflow's table list the best trial first. The best is listed even if it is an ablation trial, because no other
+    trial in the table has its settings.
 
     Args:
         trial: the trial.
@@ -142,7 +143,7 @@ def best_number(summary: Summary) -> int | None:
 
 
 def study_tags(study: StudyRecord, summary: Summary, present: Iterable[str] = ()) -> dict[str, str]:
-    """Returns the parent run's tags. A tag in `present` that the study has no longer is set to NO_VALUE."""
+    """Returns the tags of the study's own run. A tag in `present` that the study no longer has is set to NO_VALUE."""
     speedup, best = summary.get("speedup") or {}, best_number(summary)
     tags = {
         STUDY_TAG: study_id(study),
@@ -171,7 +172,7 @@ def _stored(tags: dict[str, str]) -> dict[str, str]:
 
 
 def params(knobs: Knobs, *, is_distributed: bool = True) -> dict[str, str]:
-    """Returns a full configuration as MLflow params, values as in YAML. Unless `is_distributed`, omits SEVERAL_PROCESSES."""
+    """Returns a full configuration as MLflow params, values as in YAML; SEVERAL_PROCESSES only if `is_distributed`."""
     left_out = () if is_distributed else SEVERAL_PROCESSES
     wanted = {key: value for key, value in sorted(knobs.items()) if not key.startswith(left_out)}
     return {mlflow_name(key): storable(value_text(value))[:MAX_PARAM_CHARACTERS] for key, value in wanted.items()}
@@ -244,7 +245,7 @@ def _front_lines(summary: Summary) -> list[str]:
 
 
 def _place(outcome: Outcome) -> int:
-    """Returns where a trial is listed: 1 (first) if it may win, 2 if its rate does not count, 3 if it failed, 4 if raced."""
+    """Returns a trial's place in tables: 1 if it may win, 2 if its rate does not count, 3 if it failed, 4 if raced."""
     if outcome is Outcome.raced:
         return 4
     return 1 if outcome.may_win else 2 if outcome.has_value else 3

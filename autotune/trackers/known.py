@@ -1,4 +1,4 @@
-"""Finds out from tags which runs of a study MLflow has, and which of these runs should be deleted."""
+"""Reads from the tags of MLflow's runs which trials of a study MLflow has, and which runs should be deleted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.trackers.entries import DIGEST_TAG, LAYOUT, LAYOUT_TAG, PARENT_TAG, TRIAL_TAG
 
-PARENT = ""  # mark of the study's own run
+PARENT = ""  # mark of the study's own run, the parent of the trials' runs
 
 
 @dataclass
@@ -31,17 +31,17 @@ class KnownRuns:
         marks: trial number -> mark of the last attempt.
 
     Attributes:
-        superfluous: ids of runs to delete: runs of earlier attempts at a trial, runs in an earlier layout (new runs replace
-            them), and second runs with the same mark (a request was carried out, but its answer was lost).
-        orphans: ids of trial runs whose parent is not the run kept for the study.
+        superfluous: ids of runs to delete: runs of earlier attempts at a trial, runs in another layout (new runs replace them),
+            and second runs with the same mark, which exist if a request was carried out, but its answer was lost.
+        orphans: ids of trial runs whose parent is not the run that is kept for the study.
     """
 
     def __init__(self, runs: Sequence[Any], marks: Mapping[int, str]) -> None:
         self._runs: dict[str, _Known] = {}
         self.superfluous: list[str] = []
         children = Counter(run.data.tags.get(PARENT_TAG, "") for run in runs)
-        # Of several runs with the same mark, the first in this order is kept: finished before running, then more children, then
-        # the smaller id.
+        # Of several runs with the same mark, one is kept: a finished run if there is one, else a running one; among equals, the
+        # run with the most children; among equals, the run with the smallest id.
         for run in sorted(runs, key=lambda run: (not _is_over(run), -children[run.info.run_id], run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             if mark in self._runs or not _is_current(mark, run, marks):

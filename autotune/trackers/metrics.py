@@ -1,8 +1,8 @@
-"""Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
+"""Converts the numbers of trials and studies to MLflow metrics: names in plain words, common units, three digits.
 
-The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
-shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first. So
-among a trial's metrics, only the rate has a name that begins with a capital.
+The study's folder keeps the exact numbers in SI units. MLflow groups names with the same word before a slash, and shows the
+group "system" on a separate tab. Its classic compare page first shows the metric whose name sorts first, capitals before small
+letters. So among a trial's metrics, only the rate has a name that begins with a capital.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from autotune.records import COST, ENERGY, TIME, Kind, Summary, TrialRecord
 MAX_KEY_CHARACTERS = 250  # limit of MLflow 3 (mlflow/utils/validation.py)
 
 RATIO = "ratio to baseline"  # a study's ratio, as in its verdict: measured in the finals
-# A trial's ratio: its only measurement divided by the baseline's first. The largest of many such ratios is overstated.
+# A trial's ratio: its only measurement divided by the baseline's first. It has another name than RATIO, because the largest of
+# many such ratios is overstated.
 SINGLE_RATIO = "ratio measured once"
-STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # device_rate and loader_rate
+STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # TrialRecord.device_rate and loader_rate
 MEMORY = "memory GiB"
 
 # Objective -> its metric. Throughput is not listed: its metric is the rate.
@@ -90,9 +91,9 @@ def ratio(trial: TrialRecord, baseline: TrialRecord | None) -> float | None:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description.
+    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes.
 
-    There is no ratio before the finals: the search overstates it.
+    Before the finals there is no ratio, because the search overstates it.
     """
     baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
     unit = str(summary.get("unit") or "samples")
@@ -122,9 +123,9 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 
 
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
-    """Returns a study's progress as {metric: [(trial number, score), ...]}: the best so far, and the baseline's line.
+    """Returns a study's progress as {metric: [(trial number, score), ...]}: the best score so far, and the baseline's score.
 
-    A curve has a point for each trial since the first measurement. Returns {} if there would be fewer than two points.
+    A curve has a point for each trial, beginning with the first that may win. Returns {} instead of curves of one point.
     """
     scores = dict(best_so_far(trials))
     first = min(scores, default=math.inf)
@@ -142,7 +143,7 @@ def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
 def curve_names(trial: TrialRecord | None) -> tuple[str, str]:
     """Returns the names of both `curves`. They depend on the study's objective, which is read from any of its trials.
 
-    A score per joule or per unit of currency is not a rate, so the names do not end in "per second" then.
+    The names end in "per second" if the score is a rate, and in "score" if it is per joule or per unit of currency.
     """
     unit = "score" if trial and next(iter(trial.scores), "") in (ENERGY, COST) else "per second"
     return f"progress/best {unit}", f"progress/baseline {unit}"

@@ -1,9 +1,9 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
 It runs in the process of `autotune sync`, not in the tuner, because importing MLflow takes two seconds, and creating a SQLite
-store takes five. It queries MLflow for existing runs by their tags, so the mirror survives kills, lost state and a changed
-server. If the answer to a request is lost, the server may still have carried out the request. So duplicates are deleted
-afterwards, and the mirror counts as complete only after MLflow has been queried once more.
+store takes five. It queries MLflow for existing runs by their tags, so a later call can complete the mirror after a kill or a
+change of server. If the answer to a request is lost, the server may still have carried out the request. So duplicates are
+deleted afterwards, and the mirror counts as complete only after MLflow has been queried once more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from autotune.trackers.base import Synced, Tracker
 from autotune.trackers.contents import Cache, Contents, first_line
 from autotune.trackers.known import PARENT, KnownRuns
 
-# No retries: they may repeat a request that was carried out, and the study folder keeps everything for the next attempt.
+# MLflow makes no retries: they may repeat a request that was carried out. They are not needed, because the study folder keeps
+# everything for the next attempt.
 CLIENT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -38,10 +39,10 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
-# The check whether a store answers waits PROBE_S seconds, or KNOWN_DOWN_S if the last attempt failed. The last push of a study
-# is skipped if an attempt failed less than KNOWN_DOWN_S ago.
+# The check whether a store answers (probe.py) takes at most PROBE_S seconds, or KNOWN_DOWN_S if the last attempt failed. The
+# last push of a study is skipped if an attempt failed less than KNOWN_DOWN_S ago.
 PROBE_S, KNOWN_DOWN_S = 5.0, 2.0
-# How long to wait after a failed attempt before MLflow is queried: it may still carry out a request that it has not answered.
+# Seconds between a failed attempt and the next query: until then, MLflow may still carry out a request that got no answer.
 SETTLE_S = 3.0
 
 _STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
@@ -56,7 +57,7 @@ class MlflowTracker(Tracker):
         runs: the runs folder, which contains the embedded store.
         experiment: name of the experiment.
         secrets: values that must not be uploaded.
-        timeout_s: how long a server may take to answer a request.
+        timeout_s: seconds that a server may take to answer a request.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class MlflowTracker(Tracker):
         from sqlalchemy import Engine, event
 
         _quiet()
-        # Fifty migrations would each wait for the disk, possibly while a trial is measured. The file has a temporary name and
-        # is worthless until it is complete, so it is flushed once, at the end.
+        # Each of fifty migrations would wait for the disk, perhaps while a trial is measured. The file has a temporary name and
+        # is of no use until it is complete. So it is flushed only once, at the end, by `store.ensure_store`.
         event.listen(Engine, "connect", _do_not_wait_for_disk)
         try:
             open_store: Any = SqlAlchemyStore  # it has no type annotations
@@ -195,10 +196,10 @@ class MlflowTracker(Tracker):
         return str(found.experiment_id)
 
     def _check_place(self, uri: str) -> None:
-        """Checks that the embedded store keeps files in its own folder. A stranger's store may name any of the user's folders.
+        """Checks that the embedded store keeps files in its own folder: a stranger's store may name any of the user's folders.
 
         Raises:
-            _Unreachable: it names another folder.
+            _Unreachable: the store names another folder.
         """
         if self._is_embedded and not store.is_own_place(self._runs, uri):
             raise _Unreachable(
@@ -251,13 +252,14 @@ class MlflowTracker(Tracker):
     def _write_trial(self, contents: Contents, trial: TrialRecord, parent_id: str) -> bool:
         """Writes one trial unless MLflow has it completely; returns whether it was written.
 
-        The digest and the end of the run are written last, so that a run that has both is complete.
+        The digest and the end of the run are written last, so a run that has both is complete.
         """
         if self._is_there(contents, trial):
             return False
         mark, params, numbers = contents.mark(trial), contents.params(trial), contents.metrics(trial)
         tags, digest = contents.tags(trial), contents.digest(trial)
-        # MLflow does not allow params to change. Of two values of a metric with the same time and step, it shows the larger.
+        # A run whose values have changed is deleted and made anew: MLflow does not allow params to change. And of two values of
+        # a metric with the same time and step, it shows the larger.
         if self._known.contradicts(mark, params, numbers):
             self._client.delete_run(self._known.run_id(mark))
             self._known.forget(mark)
@@ -320,7 +322,7 @@ class MlflowTracker(Tracker):
         self._show(contents)
         self._log_curves(run_id, contents)
         if not contents.is_over:
-            self._client.update_run(run_id, status="RUNNING")  # resumed
+            self._client.update_run(run_id, status="RUNNING")  # it may be a resumed study, whose run had ended
         for file, name in contents.files():
             self._upload(run_id, file, name)
         tags = entries.study_tags(contents.study, contents.summary, self._known.tags(PARENT)) | {entries.DIGEST_TAG: content}
@@ -354,7 +356,7 @@ class MlflowTracker(Tracker):
 
 
 def _quiet() -> None:
-    """Silences MLflow after its import, because `push` returns every problem itself, without credentials."""
+    """Silences MLflow, because `push` returns every problem itself, without credentials. Called after MLflow's import."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
 

@@ -1,7 +1,7 @@
 """Checks cheaply whether a tracking store answers: without MLflow, without retries, with a short timeout.
 
-By default, MLflow waits 247 s for a server that refuses connections and 101 s for a SQLite file it cannot open, and importing
-it takes two seconds on one core. This check notices a store that is down without those waits.
+By default, MLflow waits 247 s for a server that refuses connections and 101 s for a SQLite file that it cannot open. Importing
+MLflow takes two seconds on one core. This check avoids these waits if a store is down.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _file_problem(path: Path, timeout_s: float) -> str:
         try:
             connection.execute("BEGIN IMMEDIATE")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            connection.execute(f"PRAGMA user_version = {int(version)}")  # writes, so that a read-only folder is noticed
+            connection.execute(f"PRAGMA user_version = {int(version)}")  # a write, which fails in a read-only folder
             connection.execute("ROLLBACK")
         finally:
             connection.close()

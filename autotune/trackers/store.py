@@ -23,7 +23,7 @@ from autotune.run_dir import StudyFolder
 
 URI_VARIABLE, USER_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME"
 EXPERIMENT = "autotune"
-SQLITE = "sqlite:///"  # a path after it is relative unless it begins with another slash
+SQLITE = "sqlite:///"  # beginning of an address; the path after it is relative unless it begins with another slash
 NONE = "none"
 LOCK_FILE = ".sync.lock"
 LOCK_PAUSE_S = 0.2
@@ -42,7 +42,7 @@ def artifacts_path(runs: Path) -> Path:
 
 
 def artifacts_place(uri: str) -> str | None:
-    """Returns the address of the folder for artifacts beside a SQLite file; None for servers, which choose it."""
+    """Returns the address of the artifacts' folder beside a SQLite file; None for servers, which choose the folder."""
     kind, _, file = uri.partition(":///")
     return artifacts_path(Path(file).parent).as_uri() if kind == "sqlite" and file else None
 
@@ -63,8 +63,8 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
     """Returns the tracking address: `asked`, else the study's own, else MLFLOW_TRACKING_URI, else the embedded store.
 
     Raises:
-        BadInput: the study's own address contains masked credentials, or a reference to a variable, and the environment has
-            neither these credentials nor this variable.
+        BadInput: the study's own address contains masked credentials, or a reference to a variable, that the environment does
+            not provide.
     """
     if asked:
         return asked
@@ -77,7 +77,7 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
 def study_uri(folder: StudyFolder) -> str | None:
     """Returns the `tracker.uri` from a study's configuration file; None if it has none.
 
-    The path of a SQLite file counts from the folder in which the study was started, wherever `sync` or `resume` is called.
+    The relative path of a SQLite file is made absolute: it is relative to the folder in which the study was started.
     """
     uri = _study_option(folder, "uri")
     with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
@@ -87,13 +87,13 @@ def study_uri(folder: StudyFolder) -> str | None:
 
 
 def _absolute(uri: str, cwd: str) -> str:
-    """Returns an address, in which the path of a SQLite file is absolute."""
+    """Returns an address; the relative path of a SQLite file is made absolute, starting from the folder `cwd`."""
     file = uri.removeprefix(SQLITE)
     return uri if file == uri or file.startswith((":memory:", "${")) else SQLITE + os.path.join(cwd, file)
 
 
 def may_use(folder: StudyFolder, uri: str) -> bool:
-    """Whether a study's configuration has this address or none. Credentials are not compared, since they are not stored."""
+    """Whether a study's configuration has this address or none. Credentials are not compared, because none are stored."""
     configured = study_uri(folder)
     return configured is None or Secrets().text(_resolved(configured)) == Secrets().text(_absolute(uri, os.getcwd()))
 
@@ -148,9 +148,9 @@ def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
 
 @contextlib.contextmanager
 def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Holds the lock for mirroring a study and yields whether it was obtained: two writers would write every trial twice.
+    """Tries to obtain the lock for mirroring a study, and yields whether this succeeded: two writers would write trials twice.
 
-    The kernel releases the lock when its holder ends, no matter how.
+    The kernel releases the lock when the process ends, no matter how.
     """
     try:
         file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), "w")  # noqa: SIM115 (closed below)
@@ -206,9 +206,9 @@ def _check_variables(key: str, configured: str, do: str) -> None:
 
 
 def _with_keys(value: str, document: Any) -> Any:
-    """Returns an option in which references to keys are replaced by their values.
+    """Returns an option in which references to other keys of the configuration are replaced by their values.
 
-    If the option is nothing but one reference, the value keeps its type.
+    If the option consists of a single reference, the value keeps its type.
     """
 
     def referred(found: re.Match[str]) -> Any:
@@ -219,5 +219,5 @@ def _with_keys(value: str, document: Any) -> Any:
 
 
 def _resolved(configured: str) -> str:
-    """Returns an address with the values of the variables that it refers to; "" for those that are not set."""
+    """Returns a text with the values of the variables to which it refers; for an unset variable, its default or "" is used."""
     return _REFERENCE.sub(lambda found: os.environ.get(found[1], found[2] or ""), configured)

@@ -23,21 +23,21 @@ from autotune.studies import call
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
 
-STANDING_FILE = "tracking.json"
+STANDING_FILE = "tracking.json"  # in the study's folder: the state of the mirror (`note`)
 POLL_S = 0.5
-LEFT_S = 2.0  # longest wait for the lock of a killed study
+LEFT_S = 2.0  # longest wait until a killed tuner's lock on its study is free
 LONGEST_PAUSE_S = 30.0  # longest pause between two attempts on a store that is down
 # Mirroring uses at most this share of one core's time: reading a study takes longer with every trial, and trials run meanwhile.
 SHARE_FRAC = 0.05
-# How long this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
+# Seconds that this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
 # on two cores that an MLflow UI was also using.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is running"
-# `sync` makes at most ATTEMPTS attempts, with pauses of PAUSE_S. A request times out after PATIENT_S in `sync`, which has time
-# for a slow server, and after BRISK_S in `follow`, which must soon notice that its study is over.
+# `sync` makes at most ATTEMPTS attempts, with pauses of PAUSE_S seconds. A request times out after PATIENT_S in `sync`, which
+# has time for a slow server. In `follow`, which must soon notice that its study is over, it times out after BRISK_S.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
-EXIT_TOO_LATE = 1
+EXIT_TOO_LATE = 1  # exit status of a process that `ParentWatch.limit` has ended
 
 Report = Callable[[Synced], None]
 
@@ -45,9 +45,9 @@ Report = Callable[[Synced], None]
 class ParentWatch:
     """Detects that the parent has ended or has closed the pipe on this process's standard input.
 
-    The pipe closes no matter how the parent ends, and it stays closed. So even the first check notices a parent that has
-    already ended. The parent may also close the pipe on purpose, when no more work will follow. Without a pipe, only the parent
-    process id is checked.
+    The pipe closes no matter how the parent ends, and it stays closed. So even a parent that ended before the first check is
+    noticed. The parent may also close the pipe on purpose, when no more work will follow. If standard input is not a pipe, only
+    the parent process id is checked.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ def sync(
         folder: the study.
         uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
         secrets: values that must not be uploaded; None for the secrets of this environment.
-        wait_s: how long to wait for another process that mirrors the same study.
+        wait_s: longest wait, in seconds, for another process that mirrors the same study.
 
     Raises:
         BadInput: the folder is not a study, or the address is invalid.
@@ -107,7 +107,7 @@ def sync(
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
             state = tracker.push(folder)
             num_written += state.written
-            if state.is_complete or not state.written:  # a server that accepted nothing will not recover so soon
+            if state.is_complete or not state.written:  # a server that accepted nothing will hardly recover within PAUSE_S
                 break
             time.sleep(pause_s)
         state.written, state.present = num_written, state.written + state.present - num_written
@@ -200,14 +200,14 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
     seen, state, pause_s, next_try = None, Synced(), POLL_S, 0.0
     read, is_over = None, False
     while True:
-        if (written := _written(folder)) != read:  # a summary of thousands of trials takes a while to read
+        if (written := _written(folder)) != read:  # reads the summary only if it has changed, because it may be large
             read, is_over = written, _is_over(folder)
-        if parent.is_gone and not is_over:  # checked before the push, so that the last push misses nothing
+        if parent.is_gone and not is_over:  # must precede the push, so that the last push misses nothing
             is_over = True
             _wait_until_left(folder)
         if time.monotonic() >= next_try or is_over:
             began_s, is_first = time.process_time(), seen is None  # the first push imports MLflow
-            # A study whose tuner is killed writes nothing more, but it no longer has an owner.
+            # If the tuner is killed, no file changes any more. Only `is_owned` shows that the study's status has changed.
             found = (*_written(folder), len(folder.trial_files("trial.json")), folder.is_owned)
             if found != seen or not state.is_complete:
                 state, seen = tracker.push(folder, is_last=is_over), found
@@ -222,7 +222,7 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
 
 
 def _wait_until_left(folder: StudyFolder) -> None:
-    """Waits until the study has no owner: of a killed process, the pipe may be closed a little earlier than the lock's file."""
+    """Waits until the study has no owner: when a tuner is killed, its pipe may close a little before its lock is released."""
     until_s = time.monotonic() + LEFT_S
     while folder.is_owned and time.monotonic() < until_s:
         time.sleep(0.05)
@@ -230,7 +230,7 @@ def _wait_until_left(folder: StudyFolder) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: StudyFolder, parent: ParentWatch) -> Iterator[bool]:
-    """Waits for another `autotune sync` to end, at most until the study is over; yields whether the lock was obtained."""
+    """Waits for another `autotune sync` of the study, at most until the study is over; yields whether the lock was obtained."""
     while True:
         with store.only_writer(folder, wait_s=POLL_S) as is_alone:
             if is_alone or parent.is_gone or _is_over(folder):
@@ -246,7 +246,7 @@ def _is_over(folder: StudyFolder) -> bool:
 
 
 def _written(folder: StudyFolder) -> tuple[int, ...]:
-    """Returns time and inode of the summary's file, which change whenever it is written; () if there is none."""
+    """Returns (modification time, inode) of the summary's file, which change whenever it is written; () if it is absent."""
     try:
         found = folder.summary_file.stat()
     except OSError:

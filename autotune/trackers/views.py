@@ -1,8 +1,8 @@
 """Makes the pages of MLflow's experiment: for each program a table of its trials, a page of charts, and a list of failures.
 
-MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY.
-MLflow 3.17 reads the state from a compressed text next to the view's name; MLflow 3.10 reads the fields of the state directly.
-So the tag contains the compressed text as well as the fields.
+MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY. The
+state of a view is its columns, charts, filter and order. MLflow 3.17 reads the state from a compressed text in this JSON, and
+MLflow 3.10 from separate fields. So the tag contains both.
 
 Trials are not sorted by date, because then MLflow would hide all of them below the folded row of their study. They are sorted
 by a tag: the best; other trials that may win, by ratio; trials whose rate does not count; failures; trials stopped early.
@@ -30,10 +30,10 @@ TAG = "mlflow.sharedViewState."
 ALL = "autotune"  # key of the view of all programs
 FAILURES = "-failures"
 ORDER = "order"  # tag by which the tables are sorted
-BEST = "best"  # tag: "yes" on the best trial's run; on the study's run, the best trial itself: "trial 7"
+BEST = "best"  # tag: "yes" on the best trial's run; on the study's run, the name of the best trial: "trial 7"
 MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
-MAX_KNOBS, MAX_AXES = 8, 5  # maximum number of knobs in a table, and in the chart of parallel coordinates
+MAX_KNOBS, MAX_AXES = 8, 5  # maximum numbers of knobs: in a table, and in the chart of parallel coordinates
 BATCH = "loader.batch_size"
 # Knobs that change the rate most. Their columns come first; the other knobs follow, sorted by name.
 _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")
@@ -42,13 +42,15 @@ _WIDTH = 160
 _NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 150)], [("tags.`study`", 110), ("tags.`kind`", 90)]
 _BEST = (f"tags.`{BEST}`", 90)
 _FAILED = [*_OUTCOME, ("tags.`reason`", 520), ("tags.`changed`", 260), *_WHAT]
-# MLflow 3.10 fails without these; newer versions fill them in.
+# MLflow 3.10 fails if these fields are missing; newer versions have defaults for them.
 _DEFAULTS: dict[str, Any] = {
     "startTime": "ALL", "lifecycleFilter": "Active", "modelVersionFilter": "All Runs", "datasetsFilter": [],
     "runsPinned": [], "runsHidden": [], "runsExpanded": {}, "runsVisibilityMap": {}, "groupsExpanded": {}, "groupBy": None,
 }  # fmt: skip
+# Groups of charts: the one made here, and those of MLflow that are folded.
 _SECTION = "autotune"
 _FOLDED = ("Model metrics", "interval", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
+# How descriptions written by earlier versions begin or end; these may be replaced.
 _OLD_ABOUT = "One parent run per study"
 _OLD_ENDS = (
     "The tables leave out trials that repeat a measurement.",
@@ -61,7 +63,7 @@ _ABOUT = (
 
 
 def program(study: StudyRecord) -> str:
-    """Returns the program's name: the study's title without quotes, which would end the text in MLflow's search."""
+    """Returns the program's name: the study's title without quotes, because a quote would end the name in MLflow's search."""
     title = re.sub(r"[\s'\"`]+", " ", storable(without_credentials(study.title)))
     return title.strip()[:MAX_PROGRAM_CHARACTERS] or storable(study.name)
 
@@ -82,9 +84,9 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
 
     Args:
         study: the study.
-        first: one of its trials, on which the names of the metrics depend; None if there is none yet.
-        experiment_id: MLflow's id.
-        present: tags of the experiment.
+        first: any of its trials, from which the names of the metrics follow; None if there is no trial yet.
+        experiment_id: MLflow's id of the experiment.
+        present: the experiment's current tags.
     """
     name, at = program(study), int(study.started_at * 1000)
     whose = f"tags.program = '{name}'"
@@ -135,7 +137,7 @@ def _view(name: str, at: int, state: Mapping[str, Any]) -> str:
 
 
 def _content(tag: str, value: str | None) -> Any:
-    """Returns a tag's content without its dates, so that a view that another study has rewritten counts as unchanged."""
+    """Returns a tag's content without its dates: a view in which only the dates differ counts as unchanged."""
     if value is None or not tag.startswith(TAG):
         return value
     try:
@@ -145,7 +147,7 @@ def _content(tag: str, value: str | None) -> Any:
 
 
 def _state(first: TrialRecord | None, knobs: Sequence[str], shown: str = "") -> dict[str, Any]:
-    """Returns the state of a table: its columns and charts, for the runs that the search `shown` finds."""
+    """Returns the state of a view: its columns and charts, for the runs that MLflow's query `shown` finds."""
     rate = rate_name(first.unit if first else "samples")
     numbers = (RATIO, SINGLE_RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY)
     settings = [(f"params.`{name}`", _WIDTH) for name in knobs]

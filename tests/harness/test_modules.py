@@ -14,8 +14,9 @@ from torch._subclasses import FakeTensorMode
 from autotune.harness.batches import CallSizes
 from autotune.harness.calls import Calls, first_with_samples
 from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, device_of, observe
-from autotune.harness.modules import ModuleWatch, Root
+from autotune.harness.modules import ModuleWatch
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
+from autotune.harness.roots import Root
 from tests.harness.conftest import RULES, SCRIPTS, Run, Trial
 from tests.harness.contexts import context
 
