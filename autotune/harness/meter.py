@@ -217,7 +217,7 @@ class Meter:
         self.phase = WARMUP
         self._warm_s += self._window_s + more_s
         self._warmup_steps += self._window_steps + more_steps
-        self._quiet_steps, self._quiet_s, self._has_closed = 0, 0.0, False
+        self._quiet_steps, self._quiet_s, self._has_closed, self._held_s = 0, 0.0, False, None
         self._warm, self._window = (Blocks(self.width, self.rules.block_min_s) for _ in range(2))
         self._window_s = self._window_samples = 0.0
         self._window_steps = 0

@@ -135,6 +135,15 @@ def test_warm_up_waits_for_a_draining_queue_up_to_a_limit() -> None:
     assert feed_until(endless, 0.01, STEADY) == pytest.approx(400, abs=6)
 
 
+def test_a_second_warm_up_waits_as_long_for_a_draining_queue_as_the_first() -> None:
+    meter = Meter(MeasureRules(drain_max_s=3.0))
+    feed_until(meter, 0.01, STEADY)
+    meter.is_draining = True
+    meter.feed(0.01, 8, is_quiet=False)  # a late compilation
+    assert meter.phase == WARMUP
+    assert feed_until(meter, 0.01, STEADY) == pytest.approx(400, abs=8)
+
+
 def test_bursty_loader_is_measured_in_whole_multiples_of_its_workers() -> None:
     workers = 4
     meter = Meter(MeasureRules(), width=workers)
