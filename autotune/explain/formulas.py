@@ -15,7 +15,7 @@ from typing import Any
 from autotune.explain.kernel_names import operator_kind
 
 Dims = list[list[int]]
-# Exceptions that a formula raises for arguments that do not fit its operator, since a trace may contain anything.
+# Exceptions that a formula may raise: a trace may contain anything, including arguments that do not fit the operator.
 UNKNOWN = (LookupError, TypeError, ValueError, SyntaxError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 ITEM_BYTES = {

@@ -169,7 +169,8 @@ def _compile_rows(document: Lines) -> Iterable[Row]:
 def _stage_rows(document: Lines) -> Iterable[Row]:
     """Yields the stages, then for each kind of process (main, worker) a stage "all" with the sums over its stages.
 
-    If there are workers, the training process only receives batches: more workers would not do that work.
+    If there are workers, the training process only receives batches. More workers would not take over that work, so its
+    `workers_needed` is None.
     """
     demand, by_where = demand_per_s(document), dict[str, list[Stage]]()
     for stage in document.stages:

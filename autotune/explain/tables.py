@@ -124,7 +124,10 @@ def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> E
 
 
 def with_earlier(made: Explanation, earlier: Tables) -> Explanation:
-    """Returns an explanation with the earlier tables of traces, which have been removed since; all other tables are new."""
+    """Returns an explanation with new tables, except the tables made from traces, which are taken from `earlier`.
+
+    The traces have been removed since the earlier tables were made.
+    """
     kept = {name: table for name, table in earlier.tables.items() if name in (*TRACE_TABLES, "ranks")}
     if "breakdown" not in kept:
         return made

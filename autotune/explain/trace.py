@@ -96,7 +96,7 @@ class Trace:
         return accepted[self.names]
 
     def partners(self, events: Ints, others: Ints) -> Ints:
-        """Returns, for each event, the position in `others` of the first event with its correlation; -1 if there is none."""
+        """Returns, for each event, the position in `others` of the first event with the same correlation; -1 without one."""
         known, wanted = self.correlations[others], self.correlations[events]
         order = np.argsort(known, kind="stable")
         places = np.append(order, -1)[np.searchsorted(known, wanted, sorter=order)]
@@ -118,7 +118,7 @@ class Trace:
 
     @property
     def main_thread(self) -> int:
-        """Lane of the training thread, which has the steps' ranges, or else the most operators; -1 in an empty trace."""
+        """Lane with the ranges of the steps or, if there are no ranges, with the most operators; -1 in an empty trace."""
         steps = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP))
         candidates = self.threads[steps] if steps.any() else self.threads[self.is_of(OPERATOR)]
         return int(np.bincount(candidates).argmax()) if len(candidates) else -1

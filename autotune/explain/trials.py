@@ -14,8 +14,8 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval
 from autotune.trials.session import configuration_key
 
-# Assumed spread of a rate from one fresh process to the next, until rounds of repeated measurements have shown it. Measured:
-# 3.9 % in six finals on an H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
+# Assumed spread of a rate from one fresh process to the next, used until repeated measurements show the real spread. Measured
+# spreads: 3.9 % in six finals on an H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates show how fast a configuration is
 # A value is refuted if a trial with it has less than this share of the most similar trial's rate, even if the two trials differ

@@ -12,7 +12,7 @@ from autotune.explain.findings.finding import Finding
 from autotune.explain.roofline import MATRIX_KINDS
 
 CAUSE = "unfused attention"
-SOFTMAX = "aten::_softmax"  # of the scores; the loss uses log_softmax
+SOFTMAX = "aten::_softmax"  # attention applies it to the scores; the loss uses log_softmax instead
 PRODUCTS, FALLBACK = ("aten::bmm", "aten::baddbmm"), "aten::_scaled_dot_product_attention_math"
 LEAST_LENGTH = 64  # scores of shorter sequences are small
 # Operators on the scores, except products, take some seconds. A fused kernel saves this share of them: at least, usually, at

@@ -22,8 +22,8 @@ BREAK_S = (150e-6, 400e-6)
 def recompilation(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if torch.compile keeps recompiling during training.
 
-    Recompilations that are over before the observed steps, as after the first smaller batch, cost nothing any more, unless
-    torch has reached its limit and now runs the code uncompiled.
+    Recompilations that ended before the observed steps, such as one for the first smaller batch, cost nothing any more. They
+    still cost time if torch has reached its limit of recompilations, because it then runs the code uncompiled.
     """
     compiled = evidence.first.compiled
     if compiled is None or not compiled.recompilations or not (compiled.seconds or compiled.is_limit_hit):

@@ -146,12 +146,12 @@ def cause_of(line: Line, evidence: Evidence) -> str:
 
 
 def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
-    # On a GPU, the host waits at an `if` that compares tensors. On a CPU there is nothing to wait for.
+    # An `if` that compares tensors (site "bool") counts only on a GPU, where the host waits at it. On a CPU it costs nothing.
     is_called = evidence.is_cuda or bool(NUMBERS.search(line.text))
     sites = [site for site in evidence.first.syncs if _is_at(site, line) and (is_called or site.kind != "bool")]
     if sum(site.count for site in sites) >= LEAST_CALLS:
         return True
-    # On a GPU, fetching one number per step only waits for work that the device has to do anyway.
+    # Fewer calls count only in an inner loop on a CPU. On a GPU, a single one only waits for work that has to be done anyway.
     return not evidence.is_cuda and bool(NUMBERS.search(line.text)) and is_in_inner_loop(line, evidence.first)
 
 
@@ -160,7 +160,7 @@ def _is_at(site: Site, line: Line) -> bool:
 
 
 def _without_waits(line: Line, evidence: Evidence) -> Line:
-    """Returns a line without the seconds in which it waits for the GPU: the GPU computes then, and the host does not work."""
+    """Returns a line without the seconds in which it waits for the GPU, because the host does no work in that time."""
     if not evidence.is_cuda:
         return line
     waits = [site.seconds for site in evidence.first.syncs if _is_at(site, line) and site.phase == line.phase]

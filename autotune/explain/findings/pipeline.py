@@ -347,10 +347,10 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _making_s(evidence: Evidence) -> float:
-    """Returns the seconds of a step in which the training thread itself makes samples. For a loader without workers.
+    """Returns the seconds of a step in which the training thread itself makes samples, if the loader has no workers.
 
-    The rest of its wait for input is spent on the order of the samples, or on beginning an epoch. Stages and workers are not
-    involved in that.
+    The rest of the thread's wait for input goes to the sampler, or to the beginning of an epoch. No stage is part of that, and
+    workers would not save it.
     """
     stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made
     return min(evidence.wait_s, stages_s) if stages_s else evidence.wait_s
@@ -375,7 +375,7 @@ def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share:
 
 
 def _received_late_s(evidence: Evidence) -> float:
-    """Returns the seconds of a step in which the receipt of batches takes no CPU: it waits for a core, or for a worker."""
+    """Returns the seconds of a step in which the training thread, while it receives batches, waits for a core or a worker."""
     received = (stage for stage in evidence.first.stages if stage.where == MAIN and stage.name == HANDOVER)
     late_s = math.fsum(max(0.0, stage.seconds - stage.cpu_s) for stage in received if stage.cpu_s is not None)
     return min(evidence.wait_s, late_s * evidence.made)
