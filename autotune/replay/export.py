@@ -1,7 +1,7 @@
 """Makes a table from a recording's folder.
 
-The description of the hardware is kept. Left out are what identifies the machine (host name, ids of GPUs and processes,
-folders) and what a replay does not need.
+The table contains the description of the hardware. It contains neither what identifies the machine (host name, ids of GPUs and
+processes, folders) nor what a replay does not need.
 """
 
 from __future__ import annotations
@@ -138,7 +138,10 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _with_window(result: RankResult, first: RankResult) -> RankResult:
-    """Returns a rank's result with a window over the steps of rank 0's. Without one, only its raw steps gave its rate."""
+    """Returns a rank's result with a window. A rank without one gets a window over the same steps as rank 0's.
+
+    The rank's rate in that window is computed from its raw steps, because raw steps are not exported.
+    """
     window, own = first.window, None if result.window else pace(result, first)
     if window is None or own is None or not own.samples or not window.rate_per_s:
         return result

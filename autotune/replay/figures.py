@@ -85,7 +85,7 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns what ten random configurations reach: the best rate among them and the baseline, as a fraction of the optimum's.
+    """Returns the best rate among ten random configurations and the baseline, as a fraction of the optimum's rate.
 
     This is the exact median over all draws without replacement. A configuration's rate is the mean over its repeats. There
     are C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.

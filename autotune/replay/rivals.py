@@ -169,7 +169,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. If it proposes a known configuration, it gets the result of that measurement."""
+        """Yields the sampler's new proposals. For a known configuration, the sampler gets the earlier result instead."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

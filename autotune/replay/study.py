@@ -52,7 +52,7 @@ class Step:
     Attributes:
         trials: number of trials so far, including those of choosing rounds and attribution, but not the baseline.
         seconds: recorded seconds so far, including the baseline.
-        fraction: true rate of the best configuration so far, divided by that of the optimum.
+        fraction: true rate of the best configuration so far, divided by the true rate of the optimum.
         outcome: how the trial ended.
     """
 
@@ -117,7 +117,7 @@ class Replayed:
 
 
 def _search_on_all_slots(session: Session) -> Search:
-    """Returns a search that uses all slots from the first trial on, without calibrating them."""
+    """Returns a search that uses all slots from the first trial on. It does not measure whether parallel trials interfere."""
     session.schedule.num_slots = len(session.runner.beside)
     return Search(session, Uncalibrated(session))
 
@@ -195,7 +195,7 @@ def replay(
         strategy: how to search.
         seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
-        world: serves the measurements, for example those of a simulated machine; None for those of the table.
+        world: serves the measurements, for example of a simulated machine; None to serve the measurements of the table.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)

@@ -55,7 +55,8 @@ class World:
         self.serves = Use.search
         self._random = random.Random(f"world {seed}")
         everything = table.by_configuration()
-        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # sets are unordered
+        # `keys` may be a set, whose order differs between processes.
+        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}
         self._left: dict[Key, list[Measurement]] = {}
         self._may_be_served: dict[Key, list[Measurement]] = {}
         self._served: dict[Use, dict[Key, set[int]]] = {use: defaultdict(set) for use in Use}
@@ -84,7 +85,7 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns a configuration's mean rate over repeats that were not served for these uses; over all, if none is left."""
+        """Returns a configuration's mean rate over repeats not served for these uses; over all repeats if all were served."""
         return self._mean_besides(key, {number for use in uses for number in self._served[use][key]})
 
     def held_out(self, key: Key) -> float:
@@ -92,7 +93,10 @@ class World:
         return self._mean_besides(key, {one.number for one in self._may_be_served[key]})
 
     def _mean_besides(self, key: Key, served: Collection[int]) -> float:
-        """Returns the mean rate over the repeats that are not in `served`; over all, if these have none; 0 without any rate."""
+        """Returns the mean rate over the repeats that are not in `served`.
+
+        If these repeats have no rate, returns the mean over all repeats; 0 if no repeat has a rate.
+        """
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 
@@ -101,7 +105,7 @@ class World:
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
-        """Returns the `held_out` rate of a configuration divided by that of the optimum."""
+        """Returns the `held_out` rate of a configuration divided by the `held_out` rate of the optimum."""
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:
@@ -136,7 +140,8 @@ def mean(measurements: Sequence[Measurement]) -> float | None:
 def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
     """Returns the residual of each repeat, on the log scale.
 
-    Residuals are scaled up. Without this they would be too small, because the mean is estimated from the same repeats.
+    With n repeats, residuals are multiplied by sqrt(n / (n - 1)). Otherwise they would be too small, because the mean is
+    estimated from the same repeats.
     """
     found = []
     for measurements in configurations:

@@ -75,7 +75,7 @@ def memory_by_batch(study: Study) -> Figure:
     title, key = "What runs out of memory?", "memory-by-batch"
     out = [trial for trial in study.trials if Outcome(str(trial["outcome"])).is_memory and trial.get("kind") not in UNCOUNTED]
     found = _sized(study, out)
-    says = _words(study, out)  # of a program without a loader, no batch size is known
+    says = _words(study, out)  # shown even if no batch size is known, as for a program without a loader
     if not found.measured:
         return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
     says += " Each mark is the peak of one process."
