@@ -3,8 +3,9 @@
 The categories are ordered. If several apply at the same instant, only the first counts, so the seconds of all categories add up
 to the step.
 
-On a GPU the device comes first: the host's work counts only while the device has nothing to do. On the CPU the innermost
-operator of the training thread counts. While that thread only waits for autograd's threads, their operators count.
+If a program uses a GPU, the device's categories come first, so the host's work counts only while the device is idle. On the
+CPU, the innermost operator of the training thread counts. While the training thread only waits for autograd's threads, the
+operators of autograd's threads count.
 """
 
 from __future__ import annotations

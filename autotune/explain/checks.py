@@ -26,8 +26,8 @@ class Check:
         trial: number of the explained trial.
         cause, where: cause and place of the finding.
         remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
-        how: how the gain was measured: by TRIALS, or by pairs with and without the setting (PAIRS), with and without the cause
-            (WITHOUT), or of the unchanged and a fixed program (FIXED).
+        how: how the gain was measured. TRIALS: by trials of the study. Otherwise by pairs: with and without the setting
+            (PAIRS), with and without the cause (WITHOUT), or of the unchanged program and a fixed program (FIXED).
         predicted, measured: the predicted and the measured gain of the remedy; for WITHOUT, the gain if the cause took no
             time at all.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.

@@ -284,7 +284,7 @@ class Evidence:
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
     def remedy(self, knob: str, value: KnobValue, code: str) -> dict[str, Any]:
-        """Returns a finding's remedy: the setting if `may_set`, else `code`, what to change in the program."""
+        """Returns the fields of a finding's remedy: the setting if `may_set`, else `code`, a text on what to change."""
         return {"knob": knob, "value": value} if self.may_set(knob, value) else {"code": code}
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:

@@ -31,7 +31,7 @@ STAGE_COLUMNS = {
     "seconds": "wall seconds per sample", "cpu_s": "CPU seconds per sample",
     "blocked_s": "seconds per sample spent blocked: neither running on a CPU nor waiting for one",
     "share_frac": "share of the seconds of all stages with the same `where`",
-    "count": "calls that were timed; a call of item or collate makes a batch",
+    "count": "calls that were timed; in the stages item and collate, one call makes a whole batch",
     "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples per second without waits",
     "num_workers": "workers that the loader has", **_PLACE,
 }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from autotune.explain.intervals import Floats, Ints
 from autotune.explain.trace import Trace
 
-RESOLUTION_S = 1e-9  # Kineto rounds times to this; if two events overlap by less, the second counts as following the first
+RESOLUTION_S = 1e-9  # Kineto rounds times to this; events that overlap by less count as one after the other
 
 
 @dataclass(kw_only=True)

@@ -35,7 +35,7 @@ COLUMNS = {
     "host_total_s": "host seconds per step in the operator and all that it calls",
     "device_self_s": "seconds per step of the kernels that it launches itself",
     "device_total_s": "seconds per step of all kernels launched in it",
-    "share_frac": "share of the seconds of all that the device does; on the CPU, share of the host's time in operators",
+    "share_frac": "share of the device's seconds, or of the host's seconds in operators if there is no device",
     "cumulative_frac": "sum of share_frac over this row and all rows before it",
     "flops": "FLOPs per step",
     "bytes": "minimum bytes that it reads and writes per step",

@@ -16,6 +16,7 @@ from autotune.plain_json import MAX_INT, from_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_RANKS = 1 << 16  # a document that claims more is damaged; without a limit, its missing ranks would be listed one by one
+# Keys in a document's rows whose values must be numbers.
 NUMBERS = ("line", "count", "seconds", "bytes", "activations", "parameters", "flops")
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
 KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}

@@ -16,7 +16,8 @@ COLUMNS = {
     "input_s": "seconds per step that it waits for its next batch",
     **{f"{phase}_s": f"host seconds per step in {phase}" for phase in STEP_PHASES[1:]},
     "behind_s": "own_s minus own_s of the fastest rank", "is_slowest": "whether the others wait for it",
-    "collective_s": "seconds per step in collectives, exposed or not", "gradient_bytes": "bytes of gradients reduced per step",
+    "collective_s": "seconds per step in collectives, even while the device also computes",
+    "gradient_bytes": "bytes of gradients reduced per step",
     "measured_by": "lines (no profiler) or trace",
 }  # fmt: skip
 

@@ -58,7 +58,7 @@ def _check_header(table: Table) -> None:
     for key, domain in table.space.items():
         if domain_from_json(domain) is None:
             raise ValueError(f"{key} has no values")
-        table.reference[key]  # raises KeyError if it is missing; `table.baseline` need not have it, because inactive knobs are left out there
+        table.reference[key]  # raises KeyError if it is missing; `table.baseline` lacks knobs that have no effect
     for key, value in [*table.reference.items(), *table.baseline.items(), *first.observed.items()]:
         if is_knob(key) and knob(key).type is int and not isinstance(value, int | None):
             raise TypeError(f"{key} is not a whole number")

@@ -84,7 +84,8 @@ class ReplayLauncher(Launcher):
 
     def _key(self, spec: Spec) -> Key:
         """Returns the key of the configuration that a spec asks for."""
-        left_out = {*self._table.pinned, *([ACCUMULATION.key] if spec.global_batch else [])}  # the latter is derived
+        # If the global batch is fixed, accumulation follows from the batch size and is no part of the key.
+        left_out = {*self._table.pinned, *([ACCUMULATION.key] if spec.global_batch else [])}
         wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in left_out}
         return key_of(wanted) - key_of(self._table.reference)
 

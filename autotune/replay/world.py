@@ -7,10 +7,10 @@ rewarded for luck. So a search is judged by repeats that it has not seen. For ea
 configuration is never served. The finals' choice is judged by repeats that neither the search nor the choosing rounds have
 seen.
 
-Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. For a simulated
-repeat, the mean of the configuration's repeats that may be served is multiplied by a recorded deviation: a random repeat of any
-configuration, divided by the mean of its configuration. So simulated repeats vary as much as the recorded ones. This is a
-residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
+Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated
+repeat is the geometric mean of the configuration's repeats that may be served, times a recorded deviation. A deviation is a
+random repeat of any configuration, divided by the geometric mean of that configuration (see `residuals`). So simulated repeats
+vary as much as the recorded ones. This is a residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
 """
 
 from __future__ import annotations

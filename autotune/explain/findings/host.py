@@ -50,8 +50,8 @@ MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least
 # A line trains if at least this share of its time is in INPUT, BACKWARD or OPTIMIZER. Then its function has to run. A smaller
 # share may be an error: a sample taken while the phase changes may get the wrong phase, as one of 240 samples did.
 STRAY_FRAC = 0.1
-# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). Between LOGGING and
-# PYTHON, it is LOGGING if the LOGGING lines take at least this share of the time of all these lines.
+# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). If the causes are
+# LOGGING and PYTHON, all lines get LOGGING if the LOGGING lines take at least this share of their time.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # `Line.function` of lines outside of functions

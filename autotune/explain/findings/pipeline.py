@@ -154,9 +154,9 @@ def is_behind(evidence: Evidence) -> bool:
 def limited_by_loader(evidence: Evidence, finding: Finding) -> Finding:
     """Returns a finding that is not about the input, with the gain that is left if the loader's workers limit the rate.
 
-    If they do, a step with less work only waits longer for its input, unless the workers get the cores that become free. Free
-    cores help workers only while they compute. A step that does not wait yet cannot become shorter than the time that the
-    workers need for its samples. This time is known if they have cores of their own.
+    If the workers limit the rate, a step with less work only waits longer for its input, unless the workers get the cores that
+    become free. Free cores help workers only while they compute. A step that does not wait for input yet cannot become shorter
+    than the time that the workers need for its samples. This time is known if workers and steps do not share cores.
     """
     if not evidence.num_workers or (evidence.is_shared and not is_behind(evidence)):
         return finding
