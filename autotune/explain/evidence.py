@@ -47,7 +47,7 @@ class Operations:
             waits for other ranks; 0 without a GPU.
         copying_s: seconds per step in which the GPU neither computes nor communicates, but copies or fills memory; 0 without a
             GPU.
-        uploading_s: the part of `copying_s` in which it copies from the host; 0 without a GPU.
+        uploading_s: the part of `copying_s` in which the GPU copies from the host; 0 without a GPU.
         waited_for_s: seconds per step in which the GPU is idle while the host is inside a call that waits for the GPU (category
             "synchronise"); 0 without a GPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.

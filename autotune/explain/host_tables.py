@@ -90,7 +90,7 @@ def made(lines: Lines) -> float:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns ceil(1.1 x D x service_s), at least 1: the workers that make D samples per second; None if D is unknown."""
+    """Returns how many workers make `demand` samples per second: at least 1, with a margin; None if `demand` is None."""
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 

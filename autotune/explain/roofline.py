@@ -37,7 +37,7 @@ COLUMNS = {
     "bound": "what bounds the step: host if the device is idle for most of it, else compute or memory, by the device's peaks",
     "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
     "busy_frac": "share of the step in which the device computes, communicates or copies",
-    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; kernels of 16-bit products count if unknown",
+    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; for 16-bit products, kernels with unclear names count",
 }  # fmt: skip
 
 

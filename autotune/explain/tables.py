@@ -250,7 +250,7 @@ class _OfTraces:
     def _flops(self, rank: int, by_shapes: float | None) -> tuple[float | None, str]:
         """Returns a step's FLOPs and their source: counted by the pass "memory", or else computed from shapes.
 
-        The pass counts one step, so its FLOPs are scaled to the samples of an average step.
+        The pass "memory" counts the FLOPs of one step. They are scaled to the number of samples of an average step.
         """
         memory, lines = self._passes.memory.get(rank), self._passes.lines.get(rank)
         if memory is None or memory.flops is None:

@@ -124,7 +124,7 @@ class Trace:
         return int(np.bincount(candidates).argmax()) if len(candidates) else -1
 
     def autograd_threads(self) -> list[int]:
-        """Returns the lanes, other than the training thread, that run the backward pass."""
+        """Returns the lanes that run the backward pass, except the training thread's lane."""
         engine = self.is_of(OPERATOR) & self.is_named(lambda name: name.startswith(_AUTOGRAD))
         return [int(lane) for lane in np.unique(self.threads[engine]) if lane != self.main_thread]
 
@@ -227,7 +227,7 @@ class _Columns:
         return max((device for device in num_kernels if num_kernels[device]), key=num_kernels.__getitem__, default="")
 
     def _take(self, parsed: dict[str, Any]) -> Any:
-        """Called for each JSON object, the innermost first. Keeps only the columns of an event."""
+        """Returns a JSON object, or _TAKEN for an event after collecting its columns. The parser passes inner objects first."""
         if "ph" not in parsed:
             return parsed  # arguments of an event, or the whole document
         self.num_events += 1

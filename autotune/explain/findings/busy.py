@@ -1,4 +1,4 @@
-"""Computes how much of a step the device is busy or idle, and what less work for it would gain; used by several rules."""
+"""Computes how much of a step the device is busy or idle, and what less work for the device would gain."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
 
 
 def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for the lines that torch.compile cannot put into a graph. Its gain is what these lines cost.
+    """Yields a finding for the lines that torch.compile cannot put into a graph. The finding's gain is what the lines cost.
 
     The gain is a floor: a broken graph also prevents fusions across the break, and only a trial shows what these would gain.
     """

@@ -34,8 +34,8 @@ LOGGERS = re.compile(  # matches names of functions that log
     r"(^|[._])(?!log" + LOGARITHMS + r"(_|$))(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE
 )
 SCORES = re.compile(  # matches neither "symmetric" nor "process"
-    r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b|argmax|argsort"
-    r"|bincount|sklearn",
+    r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b"
+    r"|argmax|argsort|bincount|sklearn",
     re.IGNORECASE,
 )
 # Tensor operations that rank scores. Outside of the model, they compute metrics.
