@@ -77,7 +77,8 @@ def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Pa
         if not documents and which not in found.absent:
             found.miss(which, f"the pass {which!r} was not run, or wrote nothing")
         for rank in range(found.world_size) if documents else ():
-            is_told = any(reason.startswith(f"rank {rank}: ") for reason in found.absent.get(which, ()))  # its file is unreadable
+            # If the rank's file is unreadable, the reason is recorded already.
+            is_told = any(reason.startswith(f"rank {rank}: ") for reason in found.absent.get(which, ()))
             if rank not in documents and not is_told:
                 found.miss(which, f"rank {rank}: {document_file(which, rank)} is missing")
     return found

@@ -138,9 +138,10 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _with_window(result: RankResult, first: RankResult) -> RankResult:
-    """Returns a rank's result with a window. A rank without one gets a window over the same steps as rank 0's.
+    """Returns a rank's result with a window.
 
-    The rank's rate in that window is computed from its raw steps, because raw steps are not exported.
+    Raw steps are not exported. So if the rank has no window, it gets one over the steps of rank 0's window, and its rate is
+    computed from its raw steps here.
     """
     window, own = first.window, None if result.window else pace(result, first)
     if window is None or own is None or not own.samples or not window.rate_per_s:
@@ -157,7 +158,7 @@ def _with_window(result: RankResult, first: RankResult) -> RankResult:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether `classify` still finds the recorded outcome in what is exported; True for outcomes that it never returns."""
+    """Whether `classify` returns the recorded outcome for what is exported; True for outcomes that `classify` never returns."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     return classify(facts_of(ended_of(made, trial=0, nonce="")))[0] is made.outcome

@@ -41,8 +41,8 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the cases in which another strategy's median exceeds that of the first strategy by more than LOSS_FRAC.
 
-    A case is a table, a rival and a number n of AT_TRIALS. The medians are those after the time that the baseline and n trials
-    take on average.
+    A case is a table, a rival and a number n of AT_TRIALS. The medians are taken after the time that the baseline and n trials
+    need on average.
     """
     found = []
     for table in tables:

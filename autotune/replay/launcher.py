@@ -28,7 +28,7 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with th
 
 
 class RecordedDevice(NoDevice):
-    """Reports recorded metrics of the latest trial that a constraint may limit. The ranks' results do not contain them."""
+    """A monitor of the latest trial's recorded metrics that constraints may limit. The ranks' results do not contain them."""
 
     def __init__(self) -> None:
         self.recorded: Mapping[str, float] = {}
@@ -39,7 +39,7 @@ class RecordedDevice(NoDevice):
 
 
 class ReplayLauncher(Launcher):
-    """Answers each trial with a recorded measurement that `world` chooses. Parallel trials do not disturb each other."""
+    """A launcher that answers each trial with a recorded measurement from `world`. Parallel trials do not disturb each other."""
 
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock

@@ -29,7 +29,7 @@ Proposal = tuple[Knobs, optuna.trial.Trial | None]
 
 
 class Rival(abc.ABC):
-    """Measures what `proposals` yields, each configuration once, until the budget is used."""
+    """A search that measures each configuration from `proposals` once, until the budget is used."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.space = session, session.resolved
@@ -93,7 +93,7 @@ class Rival(abc.ABC):
 
 
 class RandomOrder(Rival):
-    """Tries every configuration in a random order: the simplest strategy."""
+    """A search that tries every configuration in a random order: the simplest strategy."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields every configuration."""
@@ -101,7 +101,7 @@ class RandomOrder(Rival):
 
 
 class GridOrder(Rival):
-    """Tries every configuration in the order of the grid."""
+    """A search that tries every configuration in the order of the grid."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields every configuration."""
@@ -109,7 +109,7 @@ class GridOrder(Rival):
 
 
 class Ladder(Rival):
-    """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
+    """A search like an expert's: favourite settings at growing batch sizes, then compilation, then one knob after another."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields the configurations of each step, then all other configurations in random order."""
@@ -143,7 +143,7 @@ class Ladder(Rival):
 
 
 class Sampled(Rival):
-    """Searches with one of Optuna's samplers, which gets the baseline and, optionally, the expert's configurations first.
+    """A search with one of Optuna's samplers. It begins with the baseline and, optionally, the expert's configurations.
 
     Args:
         session: the study.

@@ -19,7 +19,7 @@ from autotune.replay.table import Key, Table, key_of
 from autotune.space import Choice, Domain, ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import MAX_GRID_POINTS, MIN_CONFIGURATIONS, recorded_values
 
-Levels = dict[str, tuple[KnobValue, ...]]
+Levels = dict[str, tuple[KnobValue, ...]]  # knob -> its values in the grid
 
 
 @dataclass(kw_only=True)

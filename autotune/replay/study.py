@@ -92,8 +92,8 @@ class Replayed:
         choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None if there was no attribution.
-        final_fraction: true rate of the exported configuration, divided by the optimum's. Without a winner, the baseline
-            counts as exported.
+        final_fraction: true rate of the exported configuration, divided by the true rate of the optimum. Without a winner, the
+            baseline counts as exported.
         needless: knobs whose change is exported although it has no effect in the table, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
         claim: what the verdict claims about the winner; None if it does not claim that the winner is faster than the baseline.

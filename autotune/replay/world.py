@@ -1,4 +1,4 @@
-"""Answers a replayed search with recorded measurements, and judges it by measurements that it has not seen.
+"""Answers a replayed search with recorded measurements, and judges the search by measurements that it has not seen.
 
 A table holds several recorded measurements of each configuration, its repeats.
 
@@ -43,7 +43,7 @@ class World:
 
     Attributes:
         optimum: see `optimum_of`.
-        serves: the use of all measurements that are served from now on.
+        serves: what the next served measurements are used for; set by the caller.
 
     Args:
         table: the recording.

@@ -32,7 +32,7 @@ CAUSES = (DECODING, AUGMENTATION, COLLATING, STORAGE, WORKERS)
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
-BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may limit the rate
+BEHIND_FRAC = 0.75  # the loader may limit the rate if making a step's samples takes at least this share of a step's time
 # If workers limit the rate and share the training thread's cores, they use this share of the time that the thread gives up.
 FOR_WORKERS_FRAC = 0.5
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training

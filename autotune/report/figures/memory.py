@@ -105,7 +105,7 @@ def _capacity_bytes(study: Study) -> float | None:
     machine, identity = study.summary.get("machine") or {}, study.summary.get("identity") or {}
     known = machine.get("device_memory_bytes") or (machine.get("memory_bytes") if machine.get("device") != "cuda" else None)
     limit = None
-    with contextlib.suppress(BadInput):  # a damaged document
+    with contextlib.suppress(BadInput):  # the recorded limit is damaged
         limit = memory_limit_bytes(identity.get("device.memory_limit"), int(known) if known else None)
     return min(known, limit) if known and limit else known
 

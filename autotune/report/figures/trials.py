@@ -34,7 +34,7 @@ from autotune.report.trials import is_better, memory_text, outcomes_text, phrase
 from autotune.wording import log_lines, score_of
 
 MAX_REASON = 400  # characters of a reason, which may quote a program's message
-LABELS_FRAC = 0.08  # space for the labels of the vertical axis, in trials per trial shown
+LABELS_FRAC = 0.08  # width for the labels of the vertical axis, relative to the width of all trials
 FAILED_PX = PLOT_PX - BOTTOM_PX - 6  # vertical position of trials without a rate
 
 
