@@ -58,9 +58,9 @@ class Tried:
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
         """Returns whether trials with this value failed or were no faster than the most similar trials with the old value.
 
-        False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial also differs from the most
-        similar one in other knobs, these may have caused the loss. Such a trial counts only if it did not fail and its rate is
-        less than HALVED times the rate of the most similar one.
+        Returns False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial also differs from
+        the most similar one in other knobs, these knobs may have caused the loss. Such a trial counts only if it did not fail
+        and its rate is less than HALVED times the rate of the most similar one.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]

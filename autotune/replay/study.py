@@ -70,8 +70,8 @@ class Claim:
         ratio, ci: the reported speed-up over the baseline.
         overstated_frac: by how much the winner's reported rate exceeds its true rate, as a fraction of the true rate.
         is_truth_inside: whether the reported interval of the winner's rate contains the true rate (itself an estimate).
-        is_verified: whether a later `verify` agrees with the claim: the interval of measured speed-up / claimed speed-up
-            contains 1. None if there is no interval.
+        is_verified: whether a simulated later `verify` agrees with the claim. It agrees if the interval of (measured speed-up /
+            claimed speed-up) contains 1. None if there is no interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 

@@ -86,7 +86,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     if operations is None:
         return
     (knob, value), idle = _relief(evidence), waiting_frac(evidence)
-    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # compiling leaves the update
+    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # the update is not compiled
     busy_s = evidence.step_s - evidence.input_s
     if idle is None and OPTIMIZER not in phases:
         busy_s -= evidence.phases_s.get(OPTIMIZER, 0.0)
