@@ -90,7 +90,10 @@ def made(lines: Lines) -> float:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns how many workers make `demand` samples per second: ceil(1.1 x demand x service_s), at least 1; None if unknown."""
+    """Returns how many workers make `demand` samples per second: ceil(1.1 x demand x service_s), at least 1.
+
+    Returns None if `demand` is None.
+    """
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 

@@ -227,7 +227,7 @@ class _Columns:
         return max((device for device in num_kernels if num_kernels[device]), key=num_kernels.__getitem__, default="")
 
     def _take(self, parsed: dict[str, Any]) -> Any:
-        """Returns a JSON object, or _TAKEN for an event after collecting its columns. The parser passes inner objects first."""
+        """Collects the columns of an event and returns _TAKEN, or returns any other JSON object. Inner objects come first."""
         if "ph" not in parsed:
             return parsed  # arguments of an event, or the whole document
         self.num_events += 1

@@ -39,7 +39,7 @@ class RecordedDevice(NoDevice):
 
 
 class ReplayLauncher(Launcher):
-    """A launcher that answers trials with recorded measurements from `world`. Parallel trials do not slow each other."""
+    """A launcher that answers trials with recorded measurements from `world`. Parallel trials do not affect each other."""
 
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock
