@@ -3,8 +3,9 @@
 The categories are ordered. If several apply at the same instant, only the first counts, so the seconds of all categories add up
 to the step.
 
-On a GPU the device comes first: the host's work counts only while the device has nothing to do. On the CPU the innermost
-operator of the training thread counts. While that thread only waits for autograd's threads, their operators count.
+If a program uses a GPU, the device's categories come first, so the host's work counts only while the device is idle. On the
+CPU, the innermost operator of the training thread counts. While the training thread only waits for autograd's threads, the
+operators of autograd's threads count.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Breakdown:
         step_s: mean seconds of a step.
         other_parts: parts of "other", such as ("between forward and backward", seconds per step); [] if "other" is at most
             MAX_OTHER_FRAC of the step.
-        collective_s: seconds per step in which a collective ran, exposed or not.
+        collective_s: seconds per step in which a collective ran, including the time in which the device also computed.
     """
 
     is_gpu: bool
@@ -164,7 +165,7 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
 def kernel_widths(trace: Trace, host: Host) -> Ints:
-    """Returns, for each event, the index in WIDTHS of the width of its numbers. Only the indices of kernels have a meaning."""
+    """Returns, for each event, the width of the numbers it computes with, as an index in WIDTHS; valid only for kernels."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
         found[event] = WIDTHS.index(width_of(trace.texts[trace.names[event]], trace.types_of(launcher)))

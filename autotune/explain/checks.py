@@ -26,8 +26,8 @@ class Check:
         trial: number of the explained trial.
         cause, where: cause and place of the finding.
         remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
-        how: how the gain was measured: by TRIALS, or by pairs with and without the setting (PAIRS), with and without the cause
-            (WITHOUT), or of the unchanged and a fixed program (FIXED).
+        how: how the gain was measured. TRIALS: by trials of the study. Otherwise by pairs: with and without the setting
+            (PAIRS), with and without the cause (WITHOUT), or of the unchanged program and a fixed program (FIXED).
         predicted, measured: the predicted and the measured gain of the remedy; for WITHOUT, the gain if the cause took no
             time at all.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
@@ -55,8 +55,9 @@ class Check:
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
-    A gain measured by trials replaces a rule's prediction. An estimate from similar trials does so if its interval is narrower.
-    A finding is left out if the trials show that its gain is below LEAST_GAIN, unless a change of the code may help instead.
+    A gain measured by trials replaces a rule's prediction. A gain estimated from similar trials replaces the prediction only if
+    the estimate's interval is narrower. If trials show that a setting gains less than LEAST_GAIN, the finding is left out. It
+    stays without the setting if a change of the code may help instead.
     """
     kept, checks = [], []
     for finding in findings:

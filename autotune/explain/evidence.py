@@ -47,7 +47,7 @@ class Operations:
             waits for other ranks; 0 without a GPU.
         copying_s: seconds per step in which the GPU neither computes nor communicates, but copies or fills memory; 0 without a
             GPU.
-        uploading_s: the part of `copying_s` in which it copies from the host; 0 without a GPU.
+        uploading_s: the part of `copying_s` in which the GPU copies from the host; 0 without a GPU.
         waited_for_s: seconds per step in which the GPU is idle while the host is inside a call that waits for the GPU (category
             "synchronise"); 0 without a GPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
@@ -140,7 +140,7 @@ class Evidence:
     def samples(self) -> float:
         """Samples of a step over all ranks, counted as in a trial's rate: a batch that several ranks share counts once.
 
-        A rank without a document is assumed to have as many as the others on average.
+        A rank without a document is assumed to have as many samples as the other ranks have on average.
         """
         known = [one.samples / max(1, one.steps) for one in self.lines]
         if not known:
@@ -157,12 +157,12 @@ class Evidence:
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step in the trial, which no pass slows down; if the trial has no rate, those under the pass "lines"."""
+        """Seconds of a step in the trial, where no pass slows it down; under the pass "lines" if the trial has no rate."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input. If the device rate D is known, a step at D is the upper limit."""
+        """Seconds of a step without its wait for input, at most the seconds of a step at the device rate if that is known."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
@@ -170,7 +170,8 @@ class Evidence:
     def communicating_s(self) -> float:
         """Seconds of a step in which a GPU waits for collectives themselves rather than for slower ranks; 0 if unknown.
 
-        A rank that is ahead of others waits for them inside a collective, so the rank with the fewest seconds shows this best.
+        A rank that is ahead of others waits for them inside a collective. So the rank with the fewest seconds in collectives
+        shows best what the collectives themselves cost.
         """
         return min((one.communicating_s for one in self.operations), default=0.0)
 
@@ -283,7 +284,7 @@ class Evidence:
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
     def remedy(self, knob: str, value: KnobValue, code: str) -> dict[str, Any]:
-        """Returns a finding's remedy: the setting if `may_set`, else `code`, what to change in the program."""
+        """Returns the fields of a finding's remedy: the setting if `may_set`, else `code`, a text on what to change."""
         return {"knob": knob, "value": value} if self.may_set(knob, value) else {"code": code}
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:

@@ -45,14 +45,15 @@ def entry(
 def with_entry(document: Document, added: Mapping[str, Any], checks: Sequence[Check]) -> Document:
     """Returns a document with one more explained trial and its checks.
 
-    These replace an earlier entry of the trial, and earlier checks of the same finding and remedy.
+    The new entry replaces an earlier entry of the same trial. The new checks replace earlier checks of the same finding and
+    remedy.
     """
     kept = [one for one in document["explained"] if one["trial"] != added["trial"]]
     return {**_with_checks(document, checks), "explained": [*kept, dict(added)], "skipped": ""}
 
 
 def with_best(document: Document | None, number: int) -> Document | None:
-    """Returns a document in which only trial `number` has the role of the best: a resumed study may have found a better one."""
+    """Returns a document in which only trial `number` has the role BEST. A resumed study may have a new best trial."""
     explained = [
         {**one, "role": ASKED} if one["role"] == BEST and one["trial"] != number else one
         for one in (document or {}).get("explained", ())
@@ -81,7 +82,10 @@ def _with_checks(document: Document, checks: Sequence[Check]) -> Document:
 
 
 def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRecord]:
-    """Returns pass -> trial that ran it to explain trial `number`: the latest that worked, or else the first that failed."""
+    """Returns, for each pass, the trial that ran the pass to explain trial `number`.
+
+    This is the latest trial that succeeded or, if none did, the first that failed.
+    """
     found: dict[str, TrialRecord] = {}
     for record in records:
         is_of = record.kind is Kind.explain and record.repeats == number and record.outcome is not Outcome.interrupted

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.explain.kernel_names import operator_kind
 
 Dims = list[list[int]]
-# Exceptions that a formula raises for arguments that do not fit its operator, since a trace may contain anything.
+# Exceptions that a formula may raise: a trace may contain anything, including arguments that do not fit the operator.
 UNKNOWN = (LookupError, TypeError, ValueError, SyntaxError, ArithmeticError, AttributeError, RecursionError, MemoryError)
 
 ITEM_BYTES = {
@@ -30,6 +30,7 @@ DTYPES = {
 _WRITES_AS_MUCH = ("elementwise", "normalisation", "random", "loss", "attention", "copy and layout")
 _WRITES_ONLY = re.compile(r"::(fill|zero)_$")
 _READS_ALL = (*_WRITES_AS_MUCH, "reduction", "pooling")
+# Operators that move no data themselves: views, and operators such as `to` that call `copy_` for it.
 _VIEWS = re.compile(
     r"::(view|reshape|_unsafe_view|t|transpose|permute|expand|expand_as|slice|select|detach|as_strided|narrow|split\w*|chunk|"
     r"squeeze|unsqueeze|flatten|alias|unbind|numpy_T|empty\w*|new_empty\w*|resize_|set_|to|_reshape_alias|lift_fresh|"

@@ -52,9 +52,9 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float |
         whole: the gain if the whole cost is removed.
         remaining: share of the cost that remains: at most, usually, at least.
         kind: kind of the result.
-        limiting: the cost's share of the work of the resource that limits the rate, such as the workers. If it is 0.6, removing
-            half of the cost saves 30 % of the step, but not more than removing the whole cost saves. None if the cost is simply
-            a part of the step.
+        limiting: the share of its work that the limiting resource, such as the workers, spends on the cost. If it is 0.6,
+            removing half of the cost saves 30 % of the step, but not more than removing the whole cost saves. None if the cost
+            is simply a part of the step.
     """
     saved = [max(0.0, gain / (1 + gain)) for gain in (whole.low, whole.mid, whole.high)]  # as a share of the step
     parts = [(1 - left) * (each if limiting is None else limiting) for left, each in zip(remaining, saved, strict=True)]

@@ -31,7 +31,7 @@ STAGE_COLUMNS = {
     "seconds": "wall seconds per sample", "cpu_s": "CPU seconds per sample",
     "blocked_s": "seconds per sample spent blocked: neither running on a CPU nor waiting for one",
     "share_frac": "share of the seconds of all stages with the same `where`",
-    "count": "calls that were timed; a call of item or collate makes a batch",
+    "count": "calls that were timed; in the stages item and collate, one call makes a whole batch",
     "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples per second without waits",
     "num_workers": "workers that the loader has", **_PLACE,
 }  # fmt: skip
@@ -90,7 +90,10 @@ def made(lines: Lines) -> float:
 
 
 def workers_needed(demand: float | None, service_s: float) -> int | None:
-    """Returns ceil(1.1 x D x service_s), at least 1: the workers that make D samples per second; None if D is unknown."""
+    """Returns how many workers make `demand` samples per second: ceil(1.1 x demand x service_s), at least 1.
+
+    Returns None if `demand` is None.
+    """
     return None if demand is None else max(1, math.ceil(WORKER_MARGIN * demand * service_s - 1e-9))
 
 
@@ -169,7 +172,8 @@ def _compile_rows(document: Lines) -> Iterable[Row]:
 def _stage_rows(document: Lines) -> Iterable[Row]:
     """Yields the stages, then for each kind of process (main, worker) a stage "all" with the sums over its stages.
 
-    If there are workers, the training process only receives batches: more workers would not do that work.
+    If there are workers, the training process only receives batches. More workers would not take over that work, so its
+    `workers_needed` is None.
     """
     demand, by_where = demand_per_s(document), dict[str, list[Stage]]()
     for stage in document.stages:

@@ -48,7 +48,7 @@ def seconds_in(covered: Floats, windows: Floats) -> Floats:
 
 
 def within(times_s: Floats, windows: Floats) -> Mask:
-    """Returns which times lie in one of some disjoint, sorted windows."""
+    """Returns which times lie in a window. The windows must be disjoint and sorted."""
     if not len(windows):
         return np.zeros(len(times_s), dtype=bool)
     found = np.searchsorted(windows[:, 0], times_s, side="right") - 1

@@ -56,6 +56,7 @@ _MATRIX = re.compile(
 
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)  # kernels that only convert images between layouts
 
+# Kind of operator, and a pattern of operators' names. The first pattern that matches counts.
 _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("compiled", r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|^triton_|cpp_fused|inductor_wrapper_call"),
     ("collective", r"^_?c10d(_functional\w*)?::|^(gloo|nccl|mpi|ucc|xccl):|record_param_comms"),

@@ -32,7 +32,7 @@ COLUMNS = {
     "shared_bytes": "shared memory of a block",
     "grid": "blocks",
     "block": "threads of a block",
-    "occupancy_frac": "occupancy as Kineto estimates it; empty above 48 KiB of shared memory, where it estimates 0",
+    "occupancy_frac": "occupancy as Kineto estimates it; empty above 48 KiB of shared memory, where Kineto always estimates 0",
     "precision": "compute_16bit (16 bits or fewer), compute_32bit (32 bits or more, and TF32) or compute_unknown",
     "tensor_core_used": "yes, no or unknown, by the kernel's name",
     "tensor_core_eligible": "whether Tensor Cores could do its work: yes, no or unknown",

@@ -9,7 +9,7 @@ import numpy as np
 from autotune.explain.intervals import Floats, Ints
 from autotune.explain.trace import Trace
 
-RESOLUTION_S = 1e-9  # Kineto rounds times to this; if two events overlap by less, the second counts as following the first
+RESOLUTION_S = 1e-9  # Kineto rounds times to this; events that overlap by less count as one after the other
 
 
 @dataclass(kw_only=True)
@@ -18,7 +18,8 @@ class Nesting:
 
     Attributes:
         chosen: indices of these events in the trace, ascending, shape (n,).
-        parents: position in `chosen` of the event that directly contains each; -1 at the top. A parent precedes its children.
+        parents: for each event, the position in `chosen` of the event that directly contains it; -1 at the top. A parent
+            precedes its children.
         self_s: seconds of each event that are not in its children.
         pieces: intervals in which a thread's innermost event stays the same: columns (start, end) in seconds, shape (m, 2).
         owners: position in `chosen` of the innermost event during each piece, shape (m,).
@@ -50,8 +51,8 @@ class Nesting:
 def nested(trace: Trace, chosen: Ints) -> Nesting:
     """Returns the nesting of some events, given by ascending indices, within each thread.
 
-    Because times are rounded, an event may begin inside another event and end after it. Such an event is cut off where the
-    other one ends.
+    Because times are rounded, an event may begin inside another event and end after it. Such an event is cut off at the end of
+    the event in which it began.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)

@@ -35,7 +35,7 @@ COLUMNS = {
     "host_total_s": "host seconds per step in the operator and all that it calls",
     "device_self_s": "seconds per step of the kernels that it launches itself",
     "device_total_s": "seconds per step of all kernels launched in it",
-    "share_frac": "share of the seconds of all that the device does; on the CPU, share of the host's time in operators",
+    "share_frac": "share of the device's seconds, or of the host's seconds in operators if there is no device",
     "cumulative_frac": "sum of share_frac over this row and all rows before it",
     "flops": "FLOPs per step",
     "bytes": "minimum bytes that it reads and writes per step",
@@ -198,7 +198,7 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     repeated = _is_repeated(trace, nesting.chosen, nesting.parents, np.isfinite(flops))
     flops[repeated] = num_bytes[repeated] = np.nan
     has_formula = np.isfinite(flops)
-    is_counted = nesting.spread_down(np.where(has_formula, 0, -1)) >= 0  # by a formula, its own or that of an event around it
+    is_counted = nesting.spread_down(np.where(has_formula, 0, -1)) >= 0  # the event, or an event around it, has a formula
     inside = (nesting.parents >= 0) & is_counted[nesting.parents]
     flops[inside] = num_bytes[inside] = np.nan
     below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
@@ -216,7 +216,7 @@ def _work_of(trace: Trace, name: int, detail: int) -> tuple[float, float]:
 def _is_repeated(trace: Trace, events: Ints, parents: Ints, has_formula: Mask) -> Mask:
     """Returns which calls only convert their arguments and call the same operator again, as autocast does.
 
-    The call inside computes, in another dtype, so the work counts for that call.
+    The inner call does the computation, in another dtype. So the work counts for the inner call.
     """
     found = np.zeros(len(events), dtype=bool)
     inside = np.flatnonzero(has_formula & (parents >= 0))

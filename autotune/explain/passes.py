@@ -16,6 +16,7 @@ from autotune.plain_json import MAX_INT, from_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_RANKS = 1 << 16  # a document that claims more is damaged; without a limit, its missing ranks would be listed one by one
+# Keys in a document's rows whose values must be numbers.
 NUMBERS = ("line", "count", "seconds", "bytes", "activations", "parameters", "flops")
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
 KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}
@@ -76,7 +77,8 @@ def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Pa
         if not documents and which not in found.absent:
             found.miss(which, f"the pass {which!r} was not run, or wrote nothing")
         for rank in range(found.world_size) if documents else ():
-            is_told = any(reason.startswith(f"rank {rank}: ") for reason in found.absent.get(which, ()))  # it is unreadable
+            # If the rank's file is unreadable, the reason is recorded already.
+            is_told = any(reason.startswith(f"rank {rank}: ") for reason in found.absent.get(which, ()))
             if rank not in documents and not is_told:
                 found.miss(which, f"rank {rank}: {document_file(which, rank)} is missing")
     return found

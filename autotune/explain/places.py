@@ -1,4 +1,4 @@
-"""Determines from the program's source what a line of a training step does: is it in an inner loop, does it call torch?"""
+"""Determines from the program's source whether a line of a training step is in an inner loop, and whether it calls torch."""
 
 from __future__ import annotations
 

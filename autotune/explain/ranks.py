@@ -15,8 +15,9 @@ COLUMNS = {
     "exposed_communication_s": "seconds per step that it waits in collectives", "own_s": "step_s minus exposed_communication_s",
     "input_s": "seconds per step that it waits for its next batch",
     **{f"{phase}_s": f"host seconds per step in {phase}" for phase in STEP_PHASES[1:]},
-    "behind_s": "own_s minus that of the fastest rank", "is_slowest": "whether the others wait for it",
-    "collective_s": "seconds per step in collectives, exposed or not", "gradient_bytes": "bytes of gradients reduced per step",
+    "behind_s": "own_s minus own_s of the fastest rank", "is_slowest": "whether the others wait for it",
+    "collective_s": "seconds per step in collectives, even while the device also computes",
+    "gradient_bytes": "bytes of gradients reduced per step",
     "measured_by": "lines (no profiler) or trace",
 }  # fmt: skip
 

@@ -20,8 +20,8 @@ G = 1e9
 TF32, WIDE = "tf32", "float32"
 MATRIX_KINDS = ("matmul", "convolution", "attention")  # kinds of operators that do matrix work
 HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # if the device is busy for a smaller share of a step, the bound is the host
-# A kernel of a matrix product is doubtful if it may or may not run on Tensor Cores. Kernels of 16-bit products do not count as
-# doubtful. If doubtful kernels take a larger share of the time than this, the share on Tensor Cores is unknown.
+# A kernel of a matrix product is doubtful if its name does not show whether it runs on Tensor Cores. Kernels of 16-bit products
+# never count as doubtful. If doubtful kernels take a larger share of the time than this, the share on Tensor Cores is unknown.
 MAX_DOUBTFUL_FRAC = 0.1
 
 COLUMNS = {
@@ -37,7 +37,7 @@ COLUMNS = {
     "bound": "what bounds the step: host if the device is idle for most of it, else compute or memory, by the device's peaks",
     "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
     "busy_frac": "share of the step in which the device computes, communicates or copies",
-    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; unknown kernels of 16-bit products count",
+    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; for 16-bit products, kernels with unclear names count",
 }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ class Peaks:
     source: str
 
     def of(self, dtype: str | None) -> float | None:
-        """Returns the peak of a dtype; for "tf32", the peak of float32 if only this one is known. None if unknown."""
+        """Returns the peak of a dtype; None if unknown. If the peak of "tf32" is unknown, returns the peak of "float32"."""
         found = self.flops_per_s.get(dtype or "")
         return self.flops_per_s.get(WIDE) if found is None and dtype == TF32 else found
 
@@ -116,7 +116,7 @@ class Step:
 def roofline_row(step: Step, peaks: Peaks | None) -> Row:
     """Returns a step's row, except its rank and device.
 
-    Columns that depend on unknown peaks or unknown work are None; `bound` and `peak_source` are "" then.
+    Columns that depend on unknown peaks or unknown work are None, except that `peak_source` is "", and `bound` is "" or "host".
     """
     dtype = _main_dtype(step)
     peak, bandwidth = (peaks.of(dtype), peaks.bytes_per_s) if peaks else (None, None)

@@ -18,7 +18,7 @@ Row = dict[str, Any]  # column -> Cell
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 _SHAPE: dict[str, Any] = {"name": text, "title": text, "columns": {ANY: text}, "rows": [{}], "notes": [text]}
-# Types of the cells of a column, for all columns whose cells are not (None, number).
+# Types of the cells by column. If a column is not listed, its cells are numbers or None.
 _CELLS: dict[str, Any] = {
     "rank": whole_number, "line": whole_number, "is_own": flag, "is_slowest": flag,
     **dict.fromkeys(("dtype", "grid", "block"), (None, text)),
@@ -54,7 +54,7 @@ class Table:
         """Returns a table, given the document that `dataclasses.asdict` made of it.
 
         Args:
-            raw: the document; it may come from a stranger.
+            raw: the document, which may come from an untrusted source.
             columns: columns that the table must have.
             never_null: columns whose numbers are always known.
 

@@ -124,7 +124,10 @@ def explained(folders: Sequence[Path], *, mask: Callable[[str], str] = str) -> E
 
 
 def with_earlier(made: Explanation, earlier: Tables) -> Explanation:
-    """Returns an explanation with the earlier tables of traces, which have been removed since; all other tables are new."""
+    """Returns an explanation with new tables, except the tables made from traces, which are taken from `earlier`.
+
+    The traces have been removed since the earlier tables were made.
+    """
     kept = {name: table for name, table in earlier.tables.items() if name in (*TRACE_TABLES, "ranks")}
     if "breakdown" not in kept:
         return made
@@ -247,7 +250,7 @@ class _OfTraces:
     def _flops(self, rank: int, by_shapes: float | None) -> tuple[float | None, str]:
         """Returns a step's FLOPs and their source: counted by the pass "memory", or else computed from shapes.
 
-        The pass counts one step, so its FLOPs are scaled to the samples of an average step.
+        The pass "memory" counts the FLOPs of one step. They are scaled to the number of samples of an average step.
         """
         memory, lines = self._passes.memory.get(rank), self._passes.lines.get(rank)
         if memory is None or memory.flops is None:

@@ -96,7 +96,7 @@ class Trace:
         return accepted[self.names]
 
     def partners(self, events: Ints, others: Ints) -> Ints:
-        """Returns, for each event, the position in `others` of the first event with its correlation; -1 if there is none."""
+        """Returns, for each event, the position in `others` of the first event with the same correlation; -1 without one."""
         known, wanted = self.correlations[others], self.correlations[events]
         order = np.argsort(known, kind="stable")
         places = np.append(order, -1)[np.searchsorted(known, wanted, sorter=order)]
@@ -118,13 +118,13 @@ class Trace:
 
     @property
     def main_thread(self) -> int:
-        """Lane of the training thread, which has the steps' ranges, or else the most operators; -1 in an empty trace."""
+        """Lane with the ranges of the steps or, if there are no ranges, with the most operators; -1 in an empty trace."""
         steps = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP))
         candidates = self.threads[steps] if steps.any() else self.threads[self.is_of(OPERATOR)]
         return int(np.bincount(candidates).argmax()) if len(candidates) else -1
 
     def autograd_threads(self) -> list[int]:
-        """Returns the lanes, other than the training thread, that run the backward pass."""
+        """Returns the lanes that run the backward pass, except the training thread's lane."""
         engine = self.is_of(OPERATOR) & self.is_named(lambda name: name.startswith(_AUTOGRAD))
         return [int(lane) for lane in np.unique(self.threads[engine]) if lane != self.main_thread]
 
@@ -227,7 +227,7 @@ class _Columns:
         return max((device for device in num_kernels if num_kernels[device]), key=num_kernels.__getitem__, default="")
 
     def _take(self, parsed: dict[str, Any]) -> Any:
-        """Called for each JSON object, the innermost first. Keeps only the columns of an event."""
+        """Collects the columns of an event and returns _TAKEN, or returns any other JSON object. Inner objects come first."""
         if "ph" not in parsed:
             return parsed  # arguments of an event, or the whole document
         self.num_events += 1

@@ -14,8 +14,8 @@ from autotune.space import ResolvedSpace
 from autotune.stats import Noise, log_mean_interval
 from autotune.trials.configurations import configuration_key
 
-# Assumed spread of a rate from one fresh process to the next, until rounds of repeated measurements have shown it. Measured:
-# 3.9 % in six finals on an H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
+# Assumed spread of a rate from one fresh process to the next, used until repeated measurements show the real spread. Measured
+# spreads: 3.9 % in six finals on an H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates show how fast a configuration is
 # A value is refuted if a trial with it has less than this share of the most similar trial's rate, even if the two trials differ
@@ -58,9 +58,9 @@ class Tried:
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
         """Returns whether trials with this value failed or were no faster than the most similar trials with the old value.
 
-        False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial also differs from the most
-        similar one in other knobs, these may have caused the loss. Such a trial counts only if it did not fail and its rate is
-        less than HALVED times the rate of the most similar one.
+        Returns False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial also differs from
+        the most similar one in other knobs, these knobs may have caused the loss. Such a trial counts only if it did not fail
+        and its rate is less than HALVED times the rate of the most similar one.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]

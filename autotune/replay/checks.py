@@ -22,7 +22,8 @@ from autotune.replay.world import worth
 from autotune.space import domain_from_json
 from autotune.trials.settings import capacity_bytes
 
-MIN_BYTES = 1 << 20
+MIN_BYTES = 1 << 20  # a table whose machine has less memory is damaged
+# Errors that a damaged table may cause.
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration, OmegaConfBaseException)
 
 
@@ -57,7 +58,7 @@ def _check_header(table: Table) -> None:
     for key, domain in table.space.items():
         if domain_from_json(domain) is None:
             raise ValueError(f"{key} has no values")
-        table.reference[key]  # raises if it is missing; `table.baseline` lacks knobs that are inactive in it
+        table.reference[key]  # raises KeyError if it is missing; `table.baseline` lacks knobs that have no effect
     for key, value in [*table.reference.items(), *table.baseline.items(), *first.observed.items()]:
         if is_knob(key) and knob(key).type is int and not isinstance(value, int | None):
             raise TypeError(f"{key} is not a whole number")

@@ -1,7 +1,7 @@
 """Makes a table from a recording's folder.
 
-The description of the hardware is kept. Left out are what identifies the machine (host name, ids of GPUs and processes,
-folders) and what a replay does not need.
+The table contains the description of the hardware. It contains neither what identifies the machine (host name, ids of GPUs and
+processes, folders) nor what a replay does not need.
 """
 
 from __future__ import annotations
@@ -138,7 +138,11 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _with_window(result: RankResult, first: RankResult) -> RankResult:
-    """Returns a rank's result with a window over the steps of rank 0's. Without one, only its raw steps gave its rate."""
+    """Returns a rank's result with a window.
+
+    Raw steps are not exported. So if the rank has no window, it gets one over the steps of rank 0's window, and its rate is
+    computed from its raw steps here.
+    """
     window, own = first.window, None if result.window else pace(result, first)
     if window is None or own is None or not own.samples or not window.rate_per_s:
         return result
@@ -154,7 +158,7 @@ def _with_window(result: RankResult, first: RankResult) -> RankResult:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether `classify` still finds the recorded outcome in what is exported; True for outcomes that it never returns."""
+    """Whether `classify` returns the recorded outcome for what is exported; True for outcomes that `classify` never returns."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     return classify(facts_of(ended_of(made, trial=0, nonce="")))[0] is made.outcome

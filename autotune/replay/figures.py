@@ -41,8 +41,8 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the cases in which another strategy's median exceeds that of the first strategy by more than LOSS_FRAC.
 
-    A case is a table, a rival and a number n of AT_TRIALS. The medians are those after the time that the baseline and n trials
-    take on average.
+    A case is a table, a rival and a number n of AT_TRIALS. The medians are taken after the time that the baseline and n trials
+    need on average.
     """
     found = []
     for table in tables:
@@ -85,7 +85,7 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns what ten random configurations reach: the best rate among them and the baseline, as a fraction of the optimum's.
+    """Returns the best rate among ten random configurations and the baseline, as a fraction of the optimum's rate.
 
     This is the exact median over all draws without replacement. A configuration's rate is the mean over its repeats. There
     are C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.

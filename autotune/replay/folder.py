@@ -12,7 +12,7 @@ NOWHERE = Path("/nonexistent/autotune-replay")
 
 
 class NoFolder(StudyFolder):
-    """Accepts and discards documents, but counts trials."""
+    """A folder that discards all documents, but counts trials."""
 
     is_kept = False
 
@@ -26,7 +26,7 @@ class NoFolder(StudyFolder):
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:
-        """Yields "": no other process can work on the study."""
+        """Yields "" without locking anything, because no other process can work on the study."""
         yield ""
 
     def _put(self, write: Callable[[], None]) -> None:

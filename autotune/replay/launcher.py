@@ -28,7 +28,7 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with th
 
 
 class RecordedDevice(NoDevice):
-    """Reports those recorded metrics of the latest trial that a constraint may limit, since the ranks' results lack them."""
+    """A monitor of the latest trial's recorded metrics that constraints may limit. The ranks' results do not contain them."""
 
     def __init__(self) -> None:
         self.recorded: Mapping[str, float] = {}
@@ -39,7 +39,7 @@ class RecordedDevice(NoDevice):
 
 
 class ReplayLauncher(Launcher):
-    """Answers each trial with a recorded measurement that `world` chooses. Parallel trials do not disturb each other."""
+    """A launcher that answers trials with recorded measurements from `world`. Parallel trials do not affect each other."""
 
     def __init__(self, table: Table, world: World, clock: VirtualClock, *, num_slots: int = 1) -> None:
         self._table, self._world, self._clock = table, world, clock
@@ -84,7 +84,8 @@ class ReplayLauncher(Launcher):
 
     def _key(self, spec: Spec) -> Key:
         """Returns the key of the configuration that a spec asks for."""
-        left_out = {*self._table.pinned, *([ACCUMULATION.key] if spec.global_batch else [])}  # the latter is derived
+        # If the global batch is fixed, accumulation follows from the batch size and is no part of the key.
+        left_out = {*self._table.pinned, *([ACCUMULATION.key] if spec.global_batch else [])}
         wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in left_out}
         return key_of(wanted) - key_of(self._table.reference)
 
@@ -114,7 +115,7 @@ class ReplayLauncher(Launcher):
     def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
         """Changes a recorded trial into one that ended after its first steps, with the baseline's losses.
 
-        A trial's own first losses were not recorded. With the baseline's in their place, a comparison of losses takes a
+        A trial's own first losses were not recorded. With the baseline's losses in their place, a comparison of losses takes a
         realistic time but never rejects a trial. Recorded failures, for example for lack of memory, stay failures.
         """
         for result, loss in zip(ended.results, self._losses, strict=False):
@@ -155,7 +156,7 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
 
 
 def cut(result: RankResult, left_s: float) -> float:
-    """Cuts a result's window off where the time left for it was up, and returns the seconds saved.
+    """Cuts a result's window off where the trial's time is over, and returns the seconds saved.
 
     Args:
         result: as recorded, with its whole window; changed in place.
@@ -196,6 +197,7 @@ def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -
 
 
 class _Over(Running):
+    """A trial that has already ended."""
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
 
@@ -210,6 +212,7 @@ class _Over(Running):
 
 
 class _Later(_Over):
+    """A trial that ends when the simulated clock reaches `due_s`."""
     def __init__(self, ended: Ended, clock: VirtualClock, due_s: float) -> None:
         super().__init__(ended)
         self._clock, self._due_s = clock, due_s

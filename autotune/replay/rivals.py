@@ -30,7 +30,7 @@ Proposal = tuple[Knobs, optuna.trial.Trial | None]
 
 
 class Rival(abc.ABC):
-    """Measures what `proposals` yields, each configuration once, until the budget is used."""
+    """A search that measures each configuration from `proposals` once, until the budget is used."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.space = session, session.resolved
@@ -94,7 +94,7 @@ class Rival(abc.ABC):
 
 
 class RandomOrder(Rival):
-    """Tries every configuration in a random order: the simplest strategy."""
+    """A search that tries every configuration in a random order: the simplest strategy."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields every configuration."""
@@ -102,7 +102,7 @@ class RandomOrder(Rival):
 
 
 class GridOrder(Rival):
-    """Tries every configuration in the order of the grid."""
+    """A search that tries every configuration in the order of the grid."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields every configuration."""
@@ -110,7 +110,7 @@ class GridOrder(Rival):
 
 
 class Ladder(Rival):
-    """Imitates an expert: favourite settings at growing batch sizes, then compilation, then one knob after the other."""
+    """A search like an expert's: favourite settings at growing batch sizes, then compilation, then one knob after another."""
 
     def proposals(self) -> Iterator[Proposal]:
         """Yields the configurations of each step, then all other configurations in random order."""
@@ -144,7 +144,7 @@ class Ladder(Rival):
 
 
 class Sampled(Rival):
-    """Searches with one of Optuna's samplers, which gets the baseline and, optionally, the expert's configurations first.
+    """A search with one of Optuna's samplers. It begins with the baseline and, optionally, the expert's configurations.
 
     Args:
         session: the study.
@@ -170,7 +170,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. If it proposes a known configuration, it gets the result of that measurement."""
+        """Yields the sampler's new proposals. For a known configuration, the sampler gets the earlier result instead."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

@@ -19,12 +19,12 @@ from autotune.replay.table import Key, Table, key_of
 from autotune.space import Choice, Domain, ResolvedSpace, SearchSpace, domain_from_json, resolve
 from autotune.study.design import MAX_GRID_POINTS, MIN_CONFIGURATIONS, recorded_values
 
-Levels = dict[str, tuple[KnobValue, ...]]
+Levels = dict[str, tuple[KnobValue, ...]]  # knob -> its values in the grid
 
 
 @dataclass(kw_only=True)
 class Grid:
-    """The part of a table that is recorded completely."""
+    """The part of a table that is recorded completely: its search space, and the keys of its configurations."""
 
     space: SearchSpace
     keys: frozenset[Key]
@@ -34,15 +34,16 @@ def grid_of(table: Table) -> Grid:
     """Finds a large part of a table's space in which every configuration was recorded.
 
     For a complete recording this is the whole space. For a sample or an interrupted recording, values are removed one by one
-    until no configuration is missing. The value with the largest share of missing configurations is removed first. As long as
-    there are too many points to count missing ones, it is the value with the fewest recorded configurations.
+    until no configuration is missing. The value with the largest share of missing configurations is removed first. While the
+    grid has more than MAX_GRID_POINTS points, missing configurations are not counted. The value with the fewest recorded
+    configurations is then removed first.
 
     Raises:
         BadInput: the remaining part is too small to search.
     """
     recorded, space = set(table.by_configuration()), _resolved(table)
     levels = {key: _values(table, key) for key in table.space}
-    while math.prod(map(len, levels.values())) > MAX_GRID_POINTS:  # only a sample; more points could fill the memory
+    while math.prod(map(len, levels.values())) > MAX_GRID_POINTS:  # a list of more points could fill the memory
         levels = _without_rarest(table, levels)
     while holes := [point for point in itertools.product(*levels.values()) if _key(space, levels, point) not in recorded]:
         levels = _without_worst(table, levels, holes)
@@ -125,7 +126,8 @@ def _resolved(table: Table) -> ResolvedSpace:
 def first_result(table: Table) -> RankResult:
     """Returns rank 0's result of the recorded baseline.
 
-    The variables that it ran with count as observed: those of the process that replays the table may have other values.
+    The environment variables of the recorded baseline count as observed, because they may have other values in the process that
+    replays the table.
     """
     first = next(one for one in table.measurements if one.number == 0)
     result = ended_of(first, trial=0, nonce="").results[0]

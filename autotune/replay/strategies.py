@@ -58,7 +58,7 @@ def _tpe_after_seeds(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _gp(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.GPSampler(seed=seed)  # imports torch
+    return optuna.samplers.GPSampler(seed=seed)  # Optuna imports torch only here
 
 
 # "default" is what `autotune run` does; "study-tpe" is TPE mixed with the expert's configurations and single changes.

@@ -52,7 +52,7 @@ class Step:
     Attributes:
         trials: number of trials so far, including those of choosing rounds and attribution, but not the baseline.
         seconds: recorded seconds so far, including the baseline.
-        fraction: true rate of the best configuration so far, divided by that of the optimum.
+        fraction: true rate of the best configuration so far, divided by the true rate of the optimum.
         outcome: how the trial ended.
     """
 
@@ -70,8 +70,8 @@ class Claim:
         ratio, ci: the reported speed-up over the baseline.
         overstated_frac: by how much the winner's reported rate exceeds its true rate, as a fraction of the true rate.
         is_truth_inside: whether the reported interval of the winner's rate contains the true rate (itself an estimate).
-        is_verified: whether a later `verify` agrees with the claim: the interval of measured speed-up / claimed speed-up
-            contains 1. None if there is no interval.
+        is_verified: whether a simulated later `verify` agrees with the claim. It agrees if the interval of (measured speed-up /
+            claimed speed-up) contains 1. None if there is no interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 
@@ -92,8 +92,8 @@ class Replayed:
         choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
         reason: why the search ended.
         apart: state after the attribution, which drops changes without an effect; None if there was no attribution.
-        final_fraction: true rate of the exported configuration, divided by the optimum's. Without a winner, the baseline
-            counts as exported.
+        final_fraction: true rate of the exported configuration, divided by the true rate of the optimum. Without a winner, the
+            baseline counts as exported.
         needless: knobs whose change is exported although it has no effect in the table, see `World.needless`.
         total_s: recorded seconds of everything, including finals and attribution.
         claim: what the verdict claims about the winner; None if it does not claim that the winner is faster than the baseline.
@@ -117,7 +117,7 @@ class Replayed:
 
 
 def _search_on_all_slots(session: Session) -> Search:
-    """Returns a search that uses all slots from the first trial on, without calibrating them."""
+    """Returns a search that uses all slots from the first trial on. It does not measure whether parallel trials interfere."""
     session.schedule.num_slots = len(session.runner.beside)
     return Search(session, Uncalibrated(session))
 
@@ -195,7 +195,7 @@ def replay(
         strategy: how to search.
         seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
-        world: serves the measurements, for example those of a simulated machine; None for those of the table.
+        world: serves the measurements, for example of a simulated machine; None to serve the measurements of the table.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)

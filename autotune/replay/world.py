@@ -1,4 +1,4 @@
-"""Answers a replayed search with recorded measurements, and judges it by measurements that it has not seen.
+"""Answers a replayed search with recorded measurements, and judges the search by measurements that it has not seen.
 
 A table holds several recorded measurements of each configuration, its repeats.
 
@@ -7,10 +7,10 @@ rewarded for luck. So a search is judged by repeats that it has not seen. For ea
 configuration is never served. The finals' choice is judged by repeats that neither the search nor the choosing rounds have
 seen.
 
-Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. For a simulated
-repeat, the mean of the configuration's repeats that may be served is multiplied by a recorded deviation: a random repeat of any
-configuration, divided by the mean of its configuration. So simulated repeats vary as much as the recorded ones. This is a
-residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
+Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated
+repeat is the geometric mean of the configuration's repeats that may be served, times a recorded deviation. A deviation is a
+random repeat of any configuration, divided by the geometric mean of that configuration (see `residuals`). So simulated repeats
+vary as much as the recorded ones. This is a residual bootstrap (Davison & Hinkley, Bootstrap Methods, 6.2.3).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class World:
 
     Attributes:
         optimum: see `optimum_of`.
-        serves: the use of all measurements that are served from now on.
+        serves: what the next served measurements are used for; set by the caller.
 
     Args:
         table: the recording.
@@ -55,7 +55,8 @@ class World:
         self.serves = Use.search
         self._random = random.Random(f"world {seed}")
         everything = table.by_configuration()
-        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}  # sets are unordered
+        # `keys` may be a set, whose order differs between processes.
+        self._all = {key: everything[key] for key in sorted(keys, key=sorted_key)}
         self._left: dict[Key, list[Measurement]] = {}
         self._may_be_served: dict[Key, list[Measurement]] = {}
         self._served: dict[Use, dict[Key, set[int]]] = {use: defaultdict(set) for use in Use}
@@ -84,7 +85,7 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns a configuration's mean rate over repeats that were not served for these uses; over all, if none is left."""
+        """Returns a configuration's mean rate over repeats not served for these uses; over all repeats if all were served."""
         return self._mean_besides(key, {number for use in uses for number in self._served[use][key]})
 
     def held_out(self, key: Key) -> float:
@@ -92,7 +93,10 @@ class World:
         return self._mean_besides(key, {one.number for one in self._may_be_served[key]})
 
     def _mean_besides(self, key: Key, served: Collection[int]) -> float:
-        """Returns the mean rate over the repeats that are not in `served`; over all, if these have none; 0 without any rate."""
+        """Returns the mean rate over the repeats that are not in `served`.
+
+        If these repeats have no rate, returns the mean over all repeats; 0 if no repeat has a rate.
+        """
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 
@@ -101,7 +105,7 @@ class World:
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
-        """Returns the `held_out` rate of a configuration divided by that of the optimum."""
+        """Returns the `held_out` rate of a configuration divided by the `held_out` rate of the optimum."""
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:
@@ -136,7 +140,8 @@ def mean(measurements: Sequence[Measurement]) -> float | None:
 def residuals(configurations: Collection[Sequence[Measurement]]) -> list[float]:
     """Returns the residual of each repeat, on the log scale.
 
-    Residuals are scaled up. Without this they would be too small, because the mean is estimated from the same repeats.
+    With n repeats, residuals are multiplied by sqrt(n / (n - 1)). Otherwise they would be too small, because the mean is
+    estimated from the same repeats.
     """
     found = []
     for measurements in configurations:

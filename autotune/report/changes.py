@@ -13,7 +13,10 @@ MAX_TRIED = 4  # maximum number of values in a line
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:
-    """Returns the best's changes in the order of the summary's attribution. Unattributed changes follow, without effects."""
+    """Returns the best configuration's changes, in the order of the summary's attribution.
+
+    Changes that the attribution does not contain follow, without effects.
+    """
     overrides = (summary.get("best") or {}).get("overrides") or {}
     before = (summary.get("baseline") or {}).get("knobs") or {}
     known = [entry for entry in summary.get("attribution") or [] if entry.get("knob") in overrides]
@@ -88,7 +91,7 @@ def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}
     speedup = summary.get("speedup") or {}
-    if speedup.get("num_rounds") or speedup.get("ci"):  # the verdict has the ratio from the finals, without bias
+    if speedup.get("num_rounds") or speedup.get("ci"):  # the verdict already gives this ratio, measured in the finals
         said |= {*(speedup.get("overrides") or {}).items()}
     # Values are compared with the winner's trial of the search. If ineffective changes were reverted, `best` is a later trial.
     number = (summary.get("minimality") or {}).get("winner", best.get("trial"))

@@ -39,7 +39,10 @@ class Code:
 
 
 def codes(study: Study) -> list[Code]:
-    """Returns the best configuration in every format, the Python code first; [] if nothing changes, or if this is no search."""
+    """Returns the best configuration in every format, the Python code first.
+
+    Returns [] if nothing changes, or if the study is a verification or a recording.
+    """
     if not has_winner(study.summary) or study.summary.get("verification") or study.summary.get("recording"):
         return []
     names = sorted(FORMATS, key=lambda name: list(USES).index(name) if name in USES else len(USES))

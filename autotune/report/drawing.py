@@ -142,7 +142,7 @@ class Row:
     Attributes:
         label: text at the left.
         value: number at the right.
-        marks: drawing between them.
+        marks: drawing between label and value.
         note: a line of small text below the label.
     """
 

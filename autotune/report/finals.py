@@ -38,7 +38,7 @@ def finals_notes(trials: Trials) -> list[str]:
     if any(trial.get("why") == CHOOSING for trial in finals):
         notes.append(
             "Some processes of the finals served to choose the best of the finalists. The ratio comes only from the pairs of "
-            "best and baseline that were measured after that: the best of several noisy rates would overstate it."
+            "best and baseline that were measured after that: the best of several noisy rates would overstate the ratio."
         )
     return [*notes, *(_lost_text(trials, trial) for trial in finals if not trial.get("value") or _use(trials, trial) == ALONE)]
 

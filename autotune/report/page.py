@@ -78,7 +78,7 @@ class Shown:
         study: the study.
         first: the three lines at the top.
         code: the best configuration in every format.
-        sections: the rest.
+        sections: the sections below the three lines.
     """
 
     key: str
@@ -107,7 +107,7 @@ def page(studies: Sequence[Study]) -> str:
 
 
 def _labelled(studies: Sequence[Study]) -> list[Study]:
-    """Returns the studies with distinct labels: their folders if several have the same name."""
+    """Returns the studies with distinct labels. If several studies have the same name, all labels are the studies' folders."""
     is_same = len({study.label for study in studies}) < len(studies)
     return [replace(study, label=str(study.folder.path)) if is_same else study for study in studies]
 

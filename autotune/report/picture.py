@@ -65,7 +65,7 @@ def _taken(page: str, file: Path, folder: Path, browser: str, width_px: int) -> 
         with Image.open(made) as whole:
             taken = whole.convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
         origin = PngImagePlugin.PngInfo()
-        origin.add_text("Software", "autotune")  # shows later that the file may be replaced
+        origin.add_text("Software", "autotune")  # marks a picture that autotune made and may replace later
         taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True, pnginfo=origin)
     except (OSError, SyntaxError) as error:  # no picture, or half a picture because the disk is full
         raise BadInput(

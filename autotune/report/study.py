@@ -73,7 +73,7 @@ class Study:
 
     @property
     def configurations(self) -> list[dict[str, Any]]:
-        """The first trial of each configuration: the baseline, search trials, and those that the finals measured again."""
+        """The first trial of each configuration: the baseline, search trials, the best, and trials repeated in the finals."""
         again = {self.best, *(trial.get("repeats") for trial in self.finals)}
         kinds = (Kind.baseline, Kind.search)
         return [trial for trial in self.trials if trial.get("kind") in kinds or trial["number"] in again]
@@ -109,7 +109,7 @@ def read(folder: StudyFolder, summary: Summary) -> Study:
     """Reads a study. What cannot be read is left out and named in `unread`.
 
     Args:
-        folder: its folder; `mask` removes secrets.
+        folder: its folder, whose method `mask` removes secrets from texts.
         summary: its summary, which may be newer than the one on disk.
     """
     plain = finite(json.loads(folder.mask(json.dumps(summary))))

@@ -24,7 +24,7 @@ MAX_FAILED, MAX_REASON = 3, 120  # maximum number of failed configurations in a 
 MAX_FILES = 5  # maximum number of file names in a line
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
-ASKED = re.compile(r"give study\.budget\.minutes=(\d+) at least")  # the search's words if not even one trial fitted
+ASKED = re.compile(r"give study\.budget\.minutes=(\d+) at least")  # from the reason if no trial fitted into the budget
 SETTLED = "The program already runs about as well as it can with these knobs."
 
 

@@ -56,8 +56,8 @@ RULES: dict[str, Rule] = {
     "page faults": memory.page_faults,
     debugging.ANOMALY: debugging.anomaly_detection,
 }
-# Causes that are, or may be, in the input itself. All others are in the work of the step; if the loader limits the rate,
-# removing them gains less.
+# Causes that are, or may be, in the input itself. All other causes are in the work of the step. Removing them gains less if the
+# loader limits the rate.
 OF_INPUT = {*pipeline.CAUSES, restarts.CAUSE, "rank skew"}
 
 

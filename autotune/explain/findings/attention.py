@@ -12,11 +12,11 @@ from autotune.explain.findings.finding import Finding
 from autotune.explain.roofline import MATRIX_KINDS
 
 CAUSE = "unfused attention"
-SOFTMAX = "aten::_softmax"  # of the scores; the loss uses log_softmax
+SOFTMAX = "aten::_softmax"  # attention applies it to the scores; the loss uses log_softmax instead
 PRODUCTS, FALLBACK = ("aten::bmm", "aten::baddbmm"), "aten::_scaled_dot_product_attention_math"
 LEAST_LENGTH = 64  # scores of shorter sequences are small
-# Operators on the scores, except products, take some seconds. A fused kernel saves this share of them: at least, usually, at
-# most. The products remain, but they no longer load and store the scores, so more than all of these seconds may be saved.
+# Share of the seconds of operators on the scores, except products, that a fused kernel saves: at least, usually, at most. The
+# share may exceed 1, because the remaining products no longer load and store the scores.
 SAVED_FRAC = (0.3, 0.8, 1.5)
 Key = tuple[int, int, int]  # number of elements of a tensor, and its last two sizes
 

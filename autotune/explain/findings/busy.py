@@ -1,4 +1,4 @@
-"""Computes how much of a step the device is busy or idle, and what less work for it would gain; used by several rules."""
+"""Computes how much of a step the device is busy or idle, and what less work for the device would gain."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def waits_for_host(evidence: Evidence) -> bool:
 
 
 def gain_on_device(evidence: Evidence, saved_s: Iterable[float], kind: Kind) -> Gain:
-    """Returns the gain if the device computes for `saved_s` seconds less.
+    """Returns the gain if the device computes for `saved_s` seconds less: at least, probably, at most.
 
-    If a GPU is idle for 10 % of the step, only 90 % of the lower end and of the estimate count. If it is idle for more than
-    IDLE_FRAC, the lower end is 0.
+    While a GPU is idle, less work does not help. So if it is idle for 10 % of the step, only 90 % of the lower end and of the
+    estimate count. If it is idle for more than IDLE_FRAC, the lower end is 0.
     """
     idle, (low, mid, high) = idle_frac(evidence) or 0.0, saved_s
     return evidence.gain((low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high), kind)

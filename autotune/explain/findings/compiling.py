@@ -22,8 +22,8 @@ BREAK_S = (150e-6, 400e-6)
 def recompilation(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if torch.compile keeps recompiling during training.
 
-    Recompilations that are over before the observed steps, as after the first smaller batch, cost nothing any more, unless
-    torch has reached its limit and now runs the code uncompiled.
+    Recompilations that ended before the observed steps, such as one for the first smaller batch, cost nothing any more. They
+    still cost time if torch has reached its limit of recompilations, because it then runs the code uncompiled.
     """
     compiled = evidence.first.compiled
     if compiled is None or not compiled.recompilations or not (compiled.seconds or compiled.is_limit_hit):
@@ -38,7 +38,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         evidence=f"{count} recompilation{'s' * (count != 1)} so far; compiling takes {step_time_text(seconds)} per step "
         f"in {evidence.first.steps} observed steps{_reason(top)}",
         gain=evidence.gain((0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s), "predicted"),
-        basis="compiling in the observed steps, plus half of the time that forward takes longer than usual (half of backward)",
+        basis="compiling in the observed steps, plus half of the time by which forward exceeds half of backward",
         code="keep the shapes the same in all steps: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
         value=value,
@@ -58,7 +58,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
 
 
 def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding for the lines that torch.compile cannot put into a graph. Its gain is what these lines cost.
+    """Yields a finding for the lines that torch.compile cannot put into a graph. The finding's gain is what the lines cost.
 
     The gain is a floor: a broken graph also prevents fusions across the break, and only a trial shows what these would gain.
     """

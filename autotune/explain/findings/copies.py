@@ -14,7 +14,7 @@ from autotune.harness.explain.documents import TRANSFER
 PINNED, NOT_WAITING, AHEAD = "loader.pin_memory", "loader.non_blocking", "loader.device_prefetch"
 SAVED_FRAC = (0.0, 0.7, 1.0)  # share of the time of the copies that is saved: at least, usually, at most
 NOT_CHECKED = "estimate not checked on a GPU yet"
-MOST_WAITED_FRAC = 0.5  # if the host waits for this share of the copies' time, waiting is the cause to remove first
+MOST_WAITED_FRAC = 0.5  # if the host waits for this share of the copies' time, only `synchronous_copies` yields a finding
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
@@ -40,7 +40,8 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
 def exposed_copies(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the GPU computes nothing while a batch is copied to it, although the host does not wait for the copy.
 
-    If copies and computation share a stream, a copy begins only after the last step, and the next step only after the copy.
+    On a stream that copies and computation share, a copy begins only when the last step has ended, and the next step only when
+    the copy has ended.
     """
     operations = evidence.operations[0] if evidence.operations else None
     waited_s = math.fsum(site.seconds for site in evidence.first.syncs if site.kind == "copy")

@@ -13,8 +13,8 @@ from autotune.explain.places import line_with
 from autotune.harness.explain.documents import BACKWARD, MAIN
 
 ANOMALY = "anomaly detection"
-# While it is on, each operator of the forward pass records the Python stack, which takes time in the modules STACKS. In the
-# backward pass, the operators SEARCHES search the gradients for NaN.
+# With anomaly detection, each operator of the forward pass records the Python stack. This takes time in the modules STACKS. In
+# the backward pass, the operators SEARCHES search the gradients for NaN.
 STACKS = ("traceback.py", "linecache.py", "tokenize.py", "codecs.py")
 SEARCHES = ("aten::isnan", "aten::ne", "aten::_is_any_true", "aten::any", "aten::item", "aten::_local_scalar_dense")
 SWITCH = re.compile(r"\bdetect_anomaly\b|\bset_detect_anomaly\b")

@@ -48,7 +48,7 @@ LEAST_SHAPE_FRAC = 0.2  # a shape is named if its operators take at least this s
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
-LEAST_PADDED_FRAC = 0.1  # short runs of equal tokens occur by chance
+LEAST_PADDED_FRAC = 0.1  # a smaller share gives no finding, because short runs of equal tokens also occur without padding
 BUCKETED_FRAC = 0.8  # share of the padding that is gone if batches consist of samples of similar length
 
 
@@ -86,7 +86,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     if operations is None:
         return
     (knob, value), idle = _relief(evidence), waiting_frac(evidence)
-    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # compiling changes only the model
+    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # the update is not compiled
     busy_s = evidence.step_s - evidence.input_s
     if idle is None and OPTIMIZER not in phases:
         busy_s -= evidence.phases_s.get(OPTIMIZER, 0.0)
@@ -202,7 +202,7 @@ def _listed(by_name: Mapping[str, float]) -> str:
 
 
 def _by_shape(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns shape of the first input -> seconds, most seconds first. Shapes with equally many elements are one."""
+    """Returns shape of the first input -> seconds, most seconds first. Shapes of equal size count as one."""
     names: dict[int, str] = {}
     pairs = []
     for entry in entries:

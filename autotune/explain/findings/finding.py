@@ -16,7 +16,7 @@ from autotune.records import KnobValue
 
 @dataclass(frozen=True, kw_only=True)
 class Without:
-    """How to measure the cost of a cause, with the program unchanged: the harness skips loader stages or a function.
+    """How to measure the cost of a cause without editing the program: the harness skips loader stages or a function.
 
     Attributes:
         stages: what to skip, see `harness/explain/skipping.py`.

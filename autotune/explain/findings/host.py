@@ -34,8 +34,8 @@ LOGGERS = re.compile(  # matches names of functions that log
     r"(^|[._])(?!log" + LOGARITHMS + r"(_|$))(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE
 )
 SCORES = re.compile(  # matches neither "symmetric" nor "process"
-    r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b|argmax|argsort"
-    r"|bincount|sklearn",
+    r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b"
+    r"|argmax|argsort|bincount|sklearn",
     re.IGNORECASE,
 )
 # Tensor operations that rank scores. Outside of the model, they compute metrics.
@@ -50,8 +50,8 @@ MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least
 # A line trains if at least this share of its time is in INPUT, BACKWARD or OPTIMIZER. Then its function has to run. A smaller
 # share may be an error: a sample taken while the phase changes may get the wrong phase, as one of 240 samples did.
 STRAY_FRAC = 0.1
-# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). Between LOGGING and
-# PYTHON, it is LOGGING if the LOGGING lines take at least this share of the time of all these lines.
+# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). If the causes are
+# LOGGING and PYTHON, all lines get LOGGING if the LOGGING lines take at least this share of their time.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # `Line.function` of lines outside of functions
@@ -146,12 +146,12 @@ def cause_of(line: Line, evidence: Evidence) -> str:
 
 
 def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
-    # On a GPU, the host waits at an `if` that compares tensors. On a CPU there is nothing to wait for.
+    # An `if` that compares tensors (site "bool") counts only on a GPU, where the host waits at it. On a CPU it costs nothing.
     is_called = evidence.is_cuda or bool(NUMBERS.search(line.text))
     sites = [site for site in evidence.first.syncs if _is_at(site, line) and (is_called or site.kind != "bool")]
     if sum(site.count for site in sites) >= LEAST_CALLS:
         return True
-    # On a GPU, fetching one number per step only waits for work that the device has to do anyway.
+    # Fewer calls count only in an inner loop on a CPU. On a GPU, a single one only waits for work that has to be done anyway.
     return not evidence.is_cuda and bool(NUMBERS.search(line.text)) and is_in_inner_loop(line, evidence.first)
 
 
@@ -160,7 +160,7 @@ def _is_at(site: Site, line: Line) -> bool:
 
 
 def _without_waits(line: Line, evidence: Evidence) -> Line:
-    """Returns a line without the seconds in which it waits for the GPU: the GPU computes then, and the host does not work."""
+    """Returns a line without the seconds in which it waits for the GPU, because the host does no work in that time."""
     if not evidence.is_cuda:
         return line
     waits = [site.seconds for site in evidence.first.syncs if _is_at(site, line) and site.phase == line.phase]

@@ -20,7 +20,7 @@ OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
 # usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
-# Seconds of a page fault in a step: at least, usually, at most. With seven networks, glibc_keep saved .8 to 1.8 microseconds
+# Seconds of a page fault in a step: at least, usually, at most. With seven networks, glibc_keep saved 0.8 to 1.8 microseconds
 # for each page fault that it avoided (`python -m tests.benchmarks.allocator`, two cores of an AMD EPYC).
 FAULT_S = (0.5e-6, 1.3e-6, 2.5e-6)
 LEAST_UNUSED_FRAC = 0.2  # there is a finding only if at least this share of the reserved memory is unused at the peak

@@ -32,7 +32,7 @@ CAUSES = (DECODING, AUGMENTATION, COLLATING, STORAGE, WORKERS)
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
-BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
+BEHIND_FRAC = 0.75  # the loader may limit the rate if making a step's samples takes at least this share of a step's time
 # If workers limit the rate and share the training thread's cores, they use this share of the time that the thread gives up.
 FOR_WORKERS_FRAC = 0.5
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
@@ -154,9 +154,9 @@ def is_behind(evidence: Evidence) -> bool:
 def limited_by_loader(evidence: Evidence, finding: Finding) -> Finding:
     """Returns a finding that is not about the input, with the gain that is left if the loader's workers limit the rate.
 
-    If they do, a step with less work only waits longer for its input, unless the workers get the cores that become free. Free
-    cores help workers only while they compute. A step that does not wait yet cannot become shorter than the time that the
-    workers need for its samples. This time is known if they have cores of their own.
+    If the workers limit the rate, a step with less work only waits longer for its input, unless the workers get the cores that
+    become free. Free cores help workers only while they compute. A step that does not wait for input yet cannot become shorter
+    than the time that the workers need for its samples. This time is known if workers and steps do not share cores.
     """
     if not evidence.num_workers or (evidence.is_shared and not is_behind(evidence)):
         return finding
@@ -347,10 +347,10 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _making_s(evidence: Evidence) -> float:
-    """Returns the seconds of a step in which the training thread itself makes samples. For a loader without workers.
+    """Returns the seconds of a step in which the training thread itself makes samples, if the loader has no workers.
 
-    The rest of its wait for input is spent on the order of the samples, or on beginning an epoch. Stages and workers are not
-    involved in that.
+    The rest of the thread's wait for input goes to the sampler, or to the beginning of an epoch. No stage is part of that, and
+    workers would not save it.
     """
     stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made
     return min(evidence.wait_s, stages_s) if stages_s else evidence.wait_s
@@ -375,7 +375,7 @@ def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share:
 
 
 def _received_late_s(evidence: Evidence) -> float:
-    """Returns the seconds of a step in which the receipt of batches takes no CPU: it waits for a core, or for a worker."""
+    """Returns the seconds of a step in which the training thread, while it receives batches, waits for a core or a worker."""
     received = (stage for stage in evidence.first.stages if stage.where == MAIN and stage.name == HANDOVER)
     late_s = math.fsum(max(0.0, stage.seconds - stage.cpu_s) for stage in received if stage.cpu_s is not None)
     return min(evidence.wait_s, late_s * evidence.made)

@@ -83,9 +83,9 @@ def _products(evidence: Evidence) -> dict[str, float]:
 def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float]) -> Gain:
     """Returns the gain of 16 bits, by Amdahl's law, from the share of products and their times in both precisions.
 
-    For the lower end, every input of every product is converted first, and LEFT_FRAC of the remaining saving counts. For the
-    upper end, nothing is converted, and the operators between the products move half as many bytes. The estimate is halfway
-    between these two, in seconds saved.
+    The lower end assumes that every input of every product is converted first, and counts LEFT_FRAC of the remaining saving.
+    The upper end assumes that nothing is converted, and that the operators between the products move half as many bytes. The
+    estimate is the mean of the seconds saved at both ends.
     """
     step_s = evidence.step_s
     if not products:
@@ -227,7 +227,7 @@ class _Product(NamedTuple):
 def slow_products(evidence: Evidence) -> Iterator[tuple[list[_Product], float, bool]]:
     """Yields, for each dtype, the products that padding would make faster, longest first.
 
-    With them: the FLOPs per second of aligned products, and whether these were measured in the same step.
+    Each list comes with the FLOPs per second of aligned products, and with whether that rate was measured in the same step.
     """
     found = traced(evidence) if evidence.is_cuda and not waits_for_host(evidence) else []
     every = [product for entry in found if (product := _product_of(entry, evidence.operations[0].is_tf32)) is not None]

@@ -44,9 +44,9 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float]) -> Saved:
     """Returns how many seconds shorter a step would be with equal work on all ranks: at least, usually, at most.
 
-    The usual value is the slowest rank's excess over the mean of all ranks. Without GPUs it is less than that: while the others
-    waited, the slowest rank had all cores. The upper end is the slowest rank's excess over the mean of the others. It assumes
-    that the slowest rank's extra work disappears, and that the other ranks share their work evenly.
+    With GPUs, the usual value is the slowest rank's excess over the mean of all ranks. Without GPUs, less is saved, because the
+    slowest rank had all cores while the others waited. The upper end is the slowest rank's excess over the mean of the others.
+    It assumes that the slowest rank's extra work disappears, and that the other ranks share their work evenly.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)

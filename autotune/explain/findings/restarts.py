@@ -20,7 +20,7 @@ LEAST_FRAC = 0.5  # for the lower end of the gain: share of the estimate that is
 def restarted_workers(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if the training loader starts new workers for each epoch, and epochs are short.
 
-    Workers that are kept save the time to start and to end them. They also make the first batch of an epoch sooner, because
+    Persistent workers save the time to start and to end workers. They also make the first batch of an epoch sooner, because
     they have already imported the program and opened its data. The work for that batch remains.
     """
     found = evidence.first.restarts

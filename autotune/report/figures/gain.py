@@ -75,7 +75,7 @@ def _rate_row(summary: Summary, name: str, side: Mapping[str, Any], scale: Scale
 
 
 def _speedup(summary: Summary) -> tuple[float, list[float] | None] | None:
-    """Returns ratio and interval of a study's main comparison; None if there is none."""
+    """Returns ratio and interval of the verification or, if the study is none, of best to baseline; None if unknown."""
     found = (summary.get("verification") or {}).get("now") or summary.get("speedup") or {}
     return (float(found["ratio"]), found.get("ci")) if found.get("ratio") else None
 
@@ -139,7 +139,10 @@ def _why_no_ratio(study: Study) -> str:
 
 
 def changes(study: Study) -> Figure:
-    """Returns the effects of the best's changes, each as a bar that begins where the last one ends, and of all together."""
+    """Returns the effect of each change of the best configuration, and of all changes together.
+
+    The bar of a change begins where the bar of the change above ends.
+    """
     summary = study.summary
     entries = entries_of(summary)
     title = "What did each change gain?"

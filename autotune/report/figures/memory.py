@@ -75,7 +75,7 @@ def memory_by_batch(study: Study) -> Figure:
     title, key = "What runs out of memory?", "memory-by-batch"
     out = [trial for trial in study.trials if Outcome(str(trial["outcome"])).is_memory and trial.get("kind") not in UNCOUNTED]
     found = _sized(study, out)
-    says = _words(study, out)  # of a program without a loader, no batch size is known
+    says = _words(study, out)  # shown even if no batch size is known, as for a program without a loader
     if not found.measured:
         return Figure(key=key, title=title, absent=f"{says} The batch size or the memory of the trials is not known.")
     says += " Each mark is the peak of one process."
@@ -105,7 +105,7 @@ def _capacity_bytes(study: Study) -> float | None:
     machine, identity = study.summary.get("machine") or {}, study.summary.get("identity") or {}
     known = machine.get("device_memory_bytes") or (machine.get("memory_bytes") if machine.get("device") != "cuda" else None)
     limit = None
-    with contextlib.suppress(BadInput):  # a damaged document
+    with contextlib.suppress(BadInput):  # the recorded limit is damaged
         limit = memory_limit_bytes(identity.get("device.memory_limit"), int(known) if known else None)
     return min(known, limit) if known and limit else known
 

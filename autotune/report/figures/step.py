@@ -52,7 +52,8 @@ def breakdown(study: Study) -> Figure:
 def categories(study: Study) -> Figure:
     """Returns the seconds of a profiled step by what is computed, with a bar each for baseline and best.
 
-    If the profiler slowed a step of either too much, both bars show only the GPU's part, so that they can be compared.
+    If the profiler slowed the step of baseline or best too much, both bars show only what the GPU does. The profiler does not
+    slow the GPU, so the bars can still be compared.
     """
     traced = {role: rows for role, number in study.sides.items() if (rows := study.rows("breakdown", number))}
     slowed = [role for role in traced if study.tables[study.sides[role]].distortion.get(0, 1.0) > MAX_DISTORTION]
@@ -160,7 +161,7 @@ def stages(study: Study) -> Figure:
 
 
 def _measured(study: Study, number: int) -> list[dict[str, Any]]:
-    """Returns a configuration's measurements in the finals, or else its first measurement, which may be from a cold machine."""
+    """Returns a configuration's measurements in the finals, where the machine is warm; its first measurement if none exist."""
     return [trial for trial in finals_of(study.trials, number) if trial.get("loader_rate")] or [study.trial(number)]
 
 

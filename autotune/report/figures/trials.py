@@ -34,7 +34,7 @@ from autotune.report.trials import is_better, memory_text, outcomes_text, phrase
 from autotune.wording import log_lines, score_of
 
 MAX_REASON = 400  # characters of a reason, which may quote a program's message
-LABELS_FRAC = 0.08
+LABELS_FRAC = 0.08  # width for the labels of the vertical axis, relative to the width of all trials
 FAILED_PX = PLOT_PX - BOTTOM_PX - 6  # vertical position of trials without a rate
 
 
@@ -48,7 +48,7 @@ def rates_by_trial(study: Study) -> Figure:
     if not valued:
         return Figure(key="trials", title=title, absent="No trial has a rate.", grid=_trial_grid(study, said) if said else None)
     height = heights(max(float(end) for trial in valued for end in (trial["value"], *(trial.get("ci") or []))))
-    across = Scale(-0.5 - LABELS_FRAC * len(trials), len(trials) - 0.5)  # leaves room for the labels of the other axis
+    across = Scale(-0.5 - LABELS_FRAC * len(trials), len(trials) - 0.5)  # leaves room for the labels of the vertical axis
     marks = _best_so_far(study, [trial for trial, _ in trials], across, height)
     for place, (trial, words) in enumerate(trials):
         marks += _trial_marks(study, trial, words, across(place), height, is_titled=len(trials) <= MAX_TITLED)
