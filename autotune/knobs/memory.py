@@ -83,7 +83,7 @@ FRACTION = Knob(
 def _mallocs(here: HostContext) -> list[KnobValue]:
     if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # the user has set its variables, and no trial unsets them
         return [malloc.GLIBC_KEEP, *malloc.installed()]
-    keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are in its memory: not worth a trial
+    keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are in GPU memory: not worth a trial
     return [malloc.GLIBC, *keeping, *malloc.installed()]
 
 

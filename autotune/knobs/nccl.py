@@ -184,7 +184,7 @@ PROTO = _nccl(
     helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
     hurts=(
         "NCCL's documentation advises against setting it, except to exclude a protocol. LL128 corrupts data on hardware that "
-        "does not support it. `^LL` lets NCCL use LL128 even there, so it is never tried unless you name it. Small messages "
+        "does not support it. `^LL` lets NCCL use LL128 even there, so `^LL` is tried only if you name it. Small messages "
         "suffer without the low-latency protocols."
     ),
 )
@@ -345,5 +345,5 @@ KNOBS = [
     ALGO, PROTO, MIN_NCHANNELS, MAX_NCHANNELS, NTHREADS, BUFFSIZE, P2P_LEVEL, NVLS, IB_DISABLE, IB_HCA, SOCKET_IFNAME,
     CROSS_NIC,
 ]  # fmt: skip
-# Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
+# Knob -> its variable. These variables are rejected as env.NAME (env.NCCL_ALGO), so that each setting has only one name.
 VARIABLES = {knob.key: knob.variables[0] for knob in KNOBS}
