@@ -323,8 +323,8 @@ NON_BLOCKING = Knob(
     hurts=(
         "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied. "
         "If the knob is set to false, the program's own non_blocking=True is ignored. If the knob is not set, the program's "
-        "argument applies. Not applicable to a loader that writes each batch into the tensors of the batch before. Not measured "
-        "on a GPU yet."
+        "argument applies. Not applicable to a loader that writes each batch into the tensors of the batch before. Not "
+        "measured on a GPU yet."
     ),
 )
 

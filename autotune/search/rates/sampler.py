@@ -1,4 +1,7 @@
-"""Implements a sampler that learns device rate, loader capacity and memory from trials, and proposes likely improvements."""
+"""Implements a sampler that proposes likely improvements.
+
+From trials, it learns the device rate D, the loader's capacity L (both in samples per second) and the memory.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size in `larger` that safely fits; None if none or all do, or without the memory model."""
+        """Returns the largest batch size in `larger` that safely fits, as `MemoryModel.fills`; None without the memory model."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)

@@ -1,4 +1,7 @@
-"""Computes what the models see of configurations: features, usual rates, and the number of processes."""
+"""Computes what the models see of configurations: features, usual rates, and the number of processes.
+
+D is the rate of the device if loading took no time, L the rate of the loader alone, both in samples per second.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
 # the loader, all others to the device. ON_BOTH lists exceptions: (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-# Usual spreads of the residual, as in `model.USUAL`. If they were 0, neighbours of the best would be dropped too soon.
+# Usual spreads, as in `model.USUAL`, of the residual: the part of the log rate that D and L do not explain. If they were 0,
+# neighbours of the best would be dropped too soon.
 REST_USUAL = (0.08, 0.05, 0.03)
 # Prior spread of the logarithm of the share that `regime.CROWDED` estimates: shares of 0.5 to 1 were observed.
 CROWDING_SPREAD = 0.3
