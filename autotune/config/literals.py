@@ -27,7 +27,7 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 
     Args:
         word: the word.
-        values: key -> value. A placeholder for another key becomes its default, the text after its `=`.
+        values: key -> value. A placeholder for another key becomes its default (the text after its `=`), or "" without one.
     """
 
     def text(match: re.Match[str]) -> str:

@@ -63,6 +63,7 @@ class Script:
     print_every: int = 10
 
 
+# Options of every built-in script -> configuration keys.
 EVERYWHERE = {
     "--epochs": "train.epochs", "--lr": "train.lr", "--optimizer": "train.optimizer",
     "--samples-per-epoch": "train.samples_per_epoch", "--seed": "study.seed", "--device": "device.kind",

@@ -63,7 +63,7 @@ def _by_hand(name: str) -> str:
 
 
 def _not_runnable(path: str) -> str | None:
-    """Returns why Linux cannot run an executable file: its #! line is missing or names a missing program. None if it can."""
+    """Returns why Linux cannot run an executable file (no #! line, or one that names a missing program); None if it can."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)

@@ -123,8 +123,8 @@ def p2p_levels(host_context: HostContext) -> list[KnobValue]:
 def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
     """Returns the knob of one variable.
 
-    The variable's name is `variable` or, by default, NCCL_ plus the last part of the key. A default of AUTO or UNSET leaves it
-    unset.
+    The variable's name is `variable` or, by default, NCCL_ plus the last part of the key. If `default` is AUTO or UNSET, this
+    value leaves the variable unset.
     """
     name = key.rpartition(".")[2]
     variable = variable or f"NCCL_{name.upper()}"

@@ -23,7 +23,9 @@ from autotune.search.rates.supposition import Supposition
 from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
-NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
+# Number of candidates that are examined closely: of those that may be tried ("open", see `Rules.is_open`), the ones with the
+# largest expected gains.
+NUM_OPEN = 60
 NUM_BEST_TO_COMPILE = 3  # a candidate that needs a compilation must resemble one of this many best, see `_is_worth_compiling`
 # Of the candidates with at least this share of the largest gain per cost, the one with the fewest changes is chosen.
 NEAR_FRAC = 0.5
@@ -61,8 +63,9 @@ class Proposed:
     Attributes:
         params: the configuration; {} if the fallback chooses it.
         why: one line on why it is proposed.
-        expected_improvement: by how much the best open candidate is expected to exceed the best so far, a fraction; None when
-            unknown. If many candidates may each be a little better, it is larger than the expected gain of any one of them.
+        expected_improvement: by how much the rate of the best open candidate is expected to exceed that of the best trial so
+            far, a fraction; None when unknown. If many candidates may each be a little better, the expected improvement is
+            larger than the expected gain of any one of them.
         is_fallback: whether another sampler proposes.
     """
 

@@ -17,8 +17,8 @@ from autotune.search.rates.regime import Machine, shared_frac
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
-# How much a knob may affect each side: 1 for the side that it belongs to, ELSEWHERE for the other side. Loader knobs belong to
-# the loader, all others to the device. ON_BOTH lists exceptions: (device, loader).
+# How much a knob may affect each side, device and loader: 1 for the side that it belongs to, ELSEWHERE for the other side.
+# Loader knobs belong to the loader, all others to the device. ON_BOTH lists exceptions: knob -> (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
 # Usual spreads, as in `model.USUAL`, of the residual: the part of the log rate that D and L do not explain. If they were 0,
