@@ -87,9 +87,9 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
 
 
 def resumed_options(slurm: SlurmOptions, environment: Mapping[str, str]) -> SlurmOptions:
-    """Returns `launch.slurm` for a resumed study. Inside a job, the options of `OF_JOB` get their defaults: the job fixed them.
+    """Returns `launch.slurm` for a resumed study. Inside a job, the options that the job has fixed get their defaults.
 
-    The number of nodes stays, because a program for two nodes cannot run in a job of one.
+    Only the number of nodes stays, because a program for two nodes cannot run in a job of one.
     """
     decided = [name for name in OF_JOB if name != "nodes"] if JOB in environment else []
     usual = SlurmOptions()

@@ -68,6 +68,7 @@ class Composed:
         notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
         on_node: composes the same input for a node with the given facts; raises BadInput if the study cannot run there.
+            None if the study already exists.
     """
 
     config: StudyConfig

@@ -83,7 +83,7 @@ class AveragedForecast:
         return self._views.features(ALL, codes)
 
     def means(self, codes: Codes) -> Means:
-        """Returns the forecasts for configurations without their uncertainty: computing it would take most of the time."""
+        """Returns the forecasts for configurations without their uncertainty, which takes much longer to compute."""
         if len(self._forecasts) == 1:
             return self._forecasts[0].means(codes)
         parts = [one.means(codes) for one in self._forecasts]

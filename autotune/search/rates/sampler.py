@@ -135,7 +135,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns what `MemoryModel.fills` returns: a batch size or None; None without the memory model."""
+        """Returns the largest of some batch sizes that safely fits, see `MemoryModel.fills`; None without the memory model."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)

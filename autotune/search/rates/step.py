@@ -40,7 +40,7 @@ RISK_GAIN = 0.02
 STOP_IMPROVEMENT = 0.02
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 # On a GPU, larger batches are rarely slower. So if only uncertainty makes a smaller batch promising, its gain is multiplied by
-# this factor, see `_are_needlessly_small`. So is its part in the expected improvement that decides when a search ends.
+# this factor, see `_are_needlessly_small`. The factor also applies to its part in the improvement that decides when to stop.
 SMALL_BATCH = 0.1
 SMALL_BATCH_GAIN = 0.01  # a smaller batch that is expected to be faster by this, in logarithms, is not needless
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
@@ -82,7 +82,7 @@ class _Reference:
     Attributes:
         codes: its codes, in one row.
         mean: its expected rate, in logarithms.
-        sides: the sides whose cost slows it down noticeably, the bottleneck first.
+        sides: the sides (device, loader) whose cost slows the configuration down noticeably, the bottleneck first.
     """
 
     codes: Codes
