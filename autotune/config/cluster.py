@@ -116,7 +116,7 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
 
 
 def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns a problem if srun does not pass the environment on to the ranks: then no setting would reach them."""
+    """Returns a problem if srun does not pass the environment, and with it the settings, on to the ranks."""
     if Path(command[0]).name != SRUN:
         return []
     options = _options(command[1:])
@@ -238,7 +238,7 @@ def _may_take_value(option: str) -> bool:
 
 
 def _is_program(word: str) -> bool:
-    """Whether a word after srun looks like the beginning of the command that it starts, and not like an option's value."""
+    """Whether a word after srun looks like the beginning of the command that srun starts, not like an option's value."""
     name = Path(word).name
     is_known = PYTHON.fullmatch(name) or SCRIPT.fullmatch(name) or name in (*SHELLS, *STARTERS, *WRAPPERS)
     return not word.startswith("-") and ("/" in word or bool(is_known))

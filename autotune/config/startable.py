@@ -13,7 +13,7 @@ from autotune.errors import one_of
 from autotune.knobs.values import shown
 
 EXAMPLE = "Give the training command after --: -- python train.py."
-HEAD_BYTES = 256  # Linux reads this much to find out how to run a file
+HEAD_BYTES = 256  # number of bytes that Linux reads to find out how to run a file
 USUAL = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env")  # first words of commands
 ELF = b"\x7fELF"
 

@@ -1,4 +1,4 @@
-"""Finds out from a command's words what it really runs: the script or module behind interpreters, starters and wrappers."""
+"""Finds out from a command's words which script or module it really runs, behind interpreters, starters and wrappers."""
 
 from __future__ import annotations
 

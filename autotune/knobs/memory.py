@@ -18,7 +18,7 @@ CONFIGURATIONS = {
     "collect_80": "garbage_collection_threshold:0.8",
     "cuda_malloc_async": "backend:cudaMallocAsync",
 }
-# Both variables are set: torch before 2.9 reads only the old one, and 2.9 and 2.10 read some options from it (pytorch #183387).
+# Both variables are set: torch before 2.9 reads only the first, and 2.9 and 2.10 read some options from it (pytorch #183387).
 CONFIGURATION_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -81,7 +81,7 @@ FRACTION = Knob(
 
 
 def _mallocs(here: HostContext) -> list[KnobValue]:
-    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # the user has set its variables, and no trial unsets them
+    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # no trial unsets the user's own variables
         return [malloc.GLIBC_KEEP, *malloc.installed()]
     keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are in GPU memory: not worth a trial
     return [malloc.GLIBC, *keeping, *malloc.installed()]

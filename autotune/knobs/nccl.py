@@ -116,7 +116,7 @@ def algorithms(host_context: HostContext) -> list[KnobValue]:
 
 
 def p2p_levels(host_context: HostContext) -> list[KnobValue]:
-    """Returns the levels that make a difference here: "LOC" (no direct reads), and each that allows more pairs of GPUs."""
+    """Returns the levels that make a difference here: "LOC" (no direct reads), and each that adds pairs of GPUs."""
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 

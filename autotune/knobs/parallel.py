@@ -9,7 +9,7 @@ DDP, FSDP = "ddp", "fsdp"
 
 
 def alone(host_context: HostContext) -> str | None:
-    """Returns why no gradients are averaged; None if they are or may be."""
+    """Returns why no gradients are averaged; None if gradients are or may be averaged."""
     return "one process trains: no gradients are averaged" if host_context.world_size == 1 else None
 
 

@@ -11,7 +11,7 @@ TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Vol
 
 
 def amp_expert(host_context: HostContext) -> KnobValue | None:
-    """Returns the 16-bit format that the device multiplies fast. Without one: "off" if the program uses one, else None."""
+    """Returns the 16-bit format that the device multiplies fast; "off" if it only emulates the program's format; else None."""
     if has_fast_bf16(host_context) and "precision.amp=bf16" not in host_context.not_applicable:
         return "bf16"
     if host_context.has_cuda and below(host_context, TENSOR_CORES, "Volta") is None:
@@ -20,10 +20,10 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is not searched: no Tensor Cores, or the program enters it itself in a format that is fast here.
+    """Returns why autocast is not searched: no Tensor Cores, or the program itself uses autocast in a format that is fast here.
 
-    None if it is searched. It is also searched on CPUs without fast bf16, and wherever the device only emulates the program's
-    own format.
+    None if autocast is searched. It is also searched on CPUs without fast bf16, and wherever the device only emulates the
+    program's own format.
     """
     if _is_emulated(host_context):
         return None

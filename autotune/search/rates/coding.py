@@ -74,7 +74,7 @@ class Features:
         return self.effects, self.knobs, self.squares
 
     def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
-        """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
+        """Returns the latest result if it was made with the same `other`, because several models ask for it; else a new one."""
         name = f"{name} of one" if len(other.effects) == 1 else name  # so that a single row does not displace the many rows
         key = None if other is self else other  # None stands for `self`: an object that refers to itself is freed late
         features, value = self._latest.get(name, (self, None))
@@ -329,7 +329,7 @@ def levels_of(found: BaseDistribution) -> list[Any]:
 
 
 def _allowed(found: IntDistribution | FloatDistribution, values: Iterable[float]) -> list[Any]:
-    """Returns the nearest value of a range to each of some numbers."""
+    """Returns, for each number, the nearest value that the range allows."""
     step = found.step or 0
     on_step = (found.low + round((value - found.low) / step) * step if step else value for value in values)
     kind = int if isinstance(found, IntDistribution) else float

@@ -25,7 +25,7 @@ class Proven:
     def __init__(self, worked: Iterable[Mapping[str, Any]] = ()) -> None:
         self.usual: frozenset[Value] | None = None  # the baseline's values
         self.values: set[Value] = set()
-        self.pairs: set[frozenset[Value]] = set()  # pairs that worked together; only of values that the baseline does not have
+        self.pairs: set[frozenset[Value]] = set()  # pairs of values that worked together, neither of them the baseline's
         self._latest: tuple[tuple[int, int, int], FailureModel] | None = None
         for params in worked:
             self.add(params)

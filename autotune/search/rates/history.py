@@ -64,7 +64,7 @@ class Seen:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The knobs."""
+        """The keys of `params`."""
         return _interned(tuple(self.params))
 
     @cached_property
@@ -74,7 +74,7 @@ class Seen:
 
 
 class Facts:
-    """What the models need to know about all finished trials. Adding a trial takes the same time however many there are.
+    """What the models need to know about all finished trials. The time to add a trial does not depend on their number.
 
     Attributes:
         trials: the trials.

@@ -46,12 +46,12 @@ PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and tr
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
 # Below, "the largest own memory" is the largest peak of all trials, on a CPU without PROCESS_BYTES. FIXED_FRAC and FIXED_SPREAD
-# are the prior mean and standard deviation of the share of it that does not grow with the batch.
+# are the prior mean and standard deviation of the share of this memory that does not grow with the batch.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
-# the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0. Its standard
-# deviation is CLASS_FIXED_SPREAD, as a share of the largest own memory. For what a number of threads adds on a CPU (stacks,
-# buffers of the kernels), the standard deviation is at least THREADS_BYTES.
+# the standard deviation CLASS_SPREAD. Each value also adds bytes to the part that does not grow with the batch. They have the
+# prior mean 0 and the standard deviation CLASS_FIXED_SPREAD, as a share of the largest own memory. For the bytes that a number
+# of threads adds on a CPU (stacks, buffers of the kernels), the standard deviation is at least THREADS_BYTES.
 CLASS_SPREAD = 0.2
 CLASS_FIXED_SPREAD = 0.1
 THREADS_BYTES = 40e6

@@ -146,7 +146,7 @@ class LinearModel:
         return found
 
     def _spread(self, features: Features) -> Array:
-        """Returns a column for each configuration. Its sum of squares is the prior variance that the measurements explain.
+        """Returns a column for each configuration. The column's sum of squares is the prior variance that measurements explain.
 
         Keeps the latest result if it is for more than one configuration, since forecasts share models.
         """

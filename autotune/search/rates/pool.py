@@ -59,7 +59,7 @@ class Pool:
         return self._proven
 
     def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
-        """Returns the model of the failures in `known`, which must have been read; assumes that the values `failing` fail."""
+        """Returns the model of the failures in `known`, which `read` must have read; `failing`: values assumed to fail."""
         if failing:
             return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])

@@ -41,13 +41,13 @@ MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
-MOST_EXAMINED = 5  # at most this many trials, the furthest below their forecast, are forecast again from the other trials alone
+MOST_EXAMINED = 5  # number of trials, those furthest below their forecast, that are forecast again from the other trials
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; from 200 trials on, whenever their number has grown by REFIT_TIMES."""
+    """A model that is fitted again after each trial; from 200 trials on, once their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None

@@ -303,7 +303,7 @@ def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> NDArray[n
 
 
 def calibration(codes: Codes, tried: Codes) -> Array:
-    """Returns what to multiply the model's spread of each configuration's rate by, given the configurations that were tried."""
+    """Returns a factor for the model's spread of each configuration's rate; `tried` are the configurations of the trials."""
     num_changes = (codes[:, None, :] != tried).sum(axis=2).min(axis=1)
     return np.asarray(CALIBRATION[np.minimum(num_changes, len(CALIBRATION) - 1)])
 

@@ -59,7 +59,7 @@ class Views:
         self._latest: dict[str, deque[tuple[Codes, Any]]] = {}
 
     def features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side, or of the residual (REST), which depends on shared cores as well."""
+        """Returns the features for the model of a side, or of the residual (REST), with one more column for shared cores."""
         return self._once(side, codes, lambda: self._features(side, codes))
 
     def usual_device(self, codes: Codes) -> Array:
