@@ -250,15 +250,15 @@ SHARING_STRATEGY = Knob(
     phrase="shared by {}",
     in_code="torch.multiprocessing.set_sharing_strategy({value!r})",
     summary=(
-        "How a worker's tensors reach the training process through shared memory: as open files (file_descriptor) or by name "
-        "(file_system); torch.multiprocessing.set_sharing_strategy. It needs loader.num_workers > 0."
+        "torch.multiprocessing.set_sharing_strategy: how a worker's tensors reach the training process through shared memory, "
+        "as open files (file_descriptor) or by name (file_system). It needs loader.num_workers > 0."
     ),
     helps=(
         "file_system: batches of very many tensors, each of which otherwise costs an open file and a connection, until the "
         "program fails with 'too many open files'."
     ),
     hurts=(
-        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm; if the "
+        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm. If the "
         "helper is killed, too, the files stay."
     ),
 )
