@@ -1,4 +1,4 @@
-"""Reads a best.yaml for a real run: its knobs, its loaders and where it was made. Nothing in the file is executed.
+"""Reads a best.yaml for a real run: its knobs, the loaders that they belong to, and its origin. Executes nothing in the file.
 
 This module also runs in the user's own process (`autotune.apply`), whose environment may lack all of autotune's dependencies
 except PyYAML. So this module must not import OmegaConf, psutil or NumPy.
@@ -83,7 +83,7 @@ class Best:
             if not keys:
                 continue
             option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]
-            older = {key: str(value) for key, value in self.knobs.items()}  # until 2026-12-01, True was never spelled "true"
+            older = {key: str(value) for key, value in self.knobs.items()}  # until 2026-12-01, True was always spelled "True"
             # The word before may be a placeholder, too.
             if any(_holds(words, [filled(word, knobs) for word in (*option, part)]) for knobs in (self.knobs, older)):
                 passed.update({key: self.knobs[key] for key in keys})

@@ -28,15 +28,15 @@ from autotune.plain_text import one_line
 from autotune.records import Knobs, KnobValue
 from autotune.stats import Ratio
 
-MAX_LINE = 2000
+MAX_LINE = 2000  # maximum number of characters of a line that quotes the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """The claim of an exported file: these changes speed up this program by this factor.
 
-    Some fields are those of `Provenance`. They are not nested, because the study.json of a verification contains a `Claim`, and
-    earlier studies would no longer be readable.
+    Some fields repeat those of `Provenance`. A field of type `Provenance` cannot replace them: study.json of a verification
+    contains a `Claim`, and autotune must still read the study.json of earlier versions.
 
     Attributes:
         file: path of the file, as the user gave it.
@@ -77,7 +77,7 @@ class Claim:
         """Checks that the user has named all code of `parts`: a file alone never runs code.
 
         Raises:
-            BadInput: the command line does not name all of it.
+            BadInput: the command line does not name all of this code.
         """
         named = {word.partition("=")[0] for word in overrides}
         absent = [(key, reference) for key, reference in self.parts.items() if key not in named]
@@ -92,8 +92,9 @@ class Claim:
         """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
         Args:
-            without: configuration groups to omit. If a command is verified, these are the groups of the recipe. Otherwise they
-                are the groups for which the command line chooses a file: `model` if it has model=NAME.
+            without: configuration groups to omit; train.global_batch always stays. If a command is verified, these are the
+                groups of the recipe. Otherwise they are the groups for which the command line chooses a file: `model` if it
+                has model=NAME.
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
@@ -113,8 +114,8 @@ class Verify:
     Attributes:
         claim: the claim of the file.
         rounds: pairs of fresh processes to compare.
-        minutes: wall time of the verification without the long windows: the first measurements of both configurations count,
-            too. A round starts only if it is expected to end in time; two rounds always run.
+        minutes: limit of the wall time, including the first measurement of each configuration, without the long windows. A
+            round starts only if it is expected to end in time. The first two rounds always run.
         long_minutes: length of one long window for each of the two configurations; None for no long window.
     """
 
@@ -179,7 +180,7 @@ def check_bounds(claim: Claim, host_context: HostContext) -> None:
     """Checks that the machine on which a claim is verified can serve the values of its knobs.
 
     Raises:
-        BadInput: it cannot; lists every problem.
+        BadInput: the machine cannot serve a value; lists every problem.
     """
     problems = []
     for key, value in {**claim.pinned, **claim.changed}.items():
@@ -221,7 +222,7 @@ def _settings(said: dict[str, Any], path: Path) -> dict[str, Any]:
     ]
     for key, value in said.items():
         try:
-            if not problems and key not in PARTS.values():  # parts are only compared with the command line
+            if not problems and key not in PARTS.values():  # the user's code is only compared with the command line
                 files.check_key(key, value, ANYWHERE)
         except BadInput as error:
             problems += [f"{path}: {problem}" for problem in error.problems]

@@ -24,7 +24,7 @@ SRUN_FLAGS = (
     *("--multi-prog", "--no-kill", "--overcommit", "--overlap", "--oversubscribe", "--preserve-env", "--pty", "--quiet"),
     *("--spread-job", "--unbuffered", "--verbose", "--whole"),
 )
-# Options that `launch.slurm.args` must not set, with their letters -> what is wrong with them, and what to do instead.
+# Names and letters of srun's options that `launch.slurm.args` must not set -> what is wrong with them, what to do instead.
 REFUSED = {
     "job-name J": (
         "autotune finds the jobs of a killed autotune by their names, which it chooses itself",
@@ -87,9 +87,9 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
 
 
 def resumed_options(slurm: SlurmOptions, environment: Mapping[str, str]) -> SlurmOptions:
-    """Returns `launch.slurm` of a study that is resumed: inside a job, without what that job has already decided.
+    """Returns `launch.slurm` for a resumed study. Inside a job, the options that the job has fixed get their defaults.
 
-    The number of nodes stays, because a program for two nodes cannot run in a job of one.
+    Only the number of nodes stays, because a program for two nodes cannot run in a job of one.
     """
     decided = [name for name in OF_JOB if name != "nodes"] if JOB in environment else []
     usual = SlurmOptions()
@@ -116,7 +116,7 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
 
 
 def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns a problem if srun does not pass the environment on to the ranks: then no setting would reach them."""
+    """Returns a problem if srun does not pass the environment, and with it the settings, on to the ranks."""
     if Path(command[0]).name != SRUN:
         return []
     options = _options(command[1:])
@@ -132,7 +132,7 @@ def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -
 
 
 def problems_of_copies(environment: Mapping[str, str]) -> list[str]:
-    """Returns a problem if srun or mpirun has started several autotunes: each would tune the program beside the others.
+    """Returns a problem if srun or mpirun has started several autotunes, which would all measure the program at once.
 
     A shell started by `srun --pty` is allowed: it is task 0, and the other tasks have no terminal in which to start autotune.
     """
@@ -238,7 +238,7 @@ def _may_take_value(option: str) -> bool:
 
 
 def _is_program(word: str) -> bool:
-    """Whether a word after srun looks like the beginning of the command that it starts, and not like an option's value."""
+    """Whether a word after srun looks like the beginning of the command that srun starts, not like an option's value."""
     name = Path(word).name
     is_known = PYTHON.fullmatch(name) or SCRIPT.fullmatch(name) or name in (*SHELLS, *STARTERS, *WRAPPERS)
     return not word.startswith("-") and ("/" in word or bool(is_known))

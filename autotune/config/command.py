@@ -31,6 +31,7 @@ from autotune.studies import RESERVED_NAMES
 # A placeholder without its group that is a whole word or value: "--batch-size={batch_size}". Other braces, as in
 # "runs/{model}_{batch_size}", belong to the program.
 SHORT = re.compile(r"(?<![^\s=])\{(\w+)(=[^{}]*)?\}(?!\S)")
+# The beginning of text that looks like a placeholder of a knob.
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # a knob, and its default in recipes
 RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}

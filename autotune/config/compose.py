@@ -68,6 +68,7 @@ class Composed:
         notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
         on_node: composes the same input for a node with the given facts; raises BadInput if the study cannot run there.
+            None if the study already exists.
     """
 
     config: StudyConfig
@@ -100,7 +101,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`; None to call it here.
         document: further keys and values, already checked; overrides and files take precedence over them.
-        node: like `facts`, but of the node on which trials run; None if they run here or the node is unknown.
+        node: facts of the node on which trials run, in the form of `facts`; None if trials run here or the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -232,7 +233,7 @@ def missing_folders(config_dirs: Sequence[Path]) -> list[str]:
 
 
 class _Problems:
-    """Collects problems, so that one run reports them all."""
+    """The problems of one input, collected so that all are reported at once."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -243,7 +244,7 @@ class _Problems:
         self.cause = self.cause or cause
 
     def collect(self, make: Callable[[], T]) -> T | None:
-        """Returns the result of `make`; None if it raised BadInput, whose problems are kept."""
+        """Returns the result of `make`; None if it raised BadInput, whose problems are added."""
         try:
             return make()
         except BadInput as error:
@@ -288,12 +289,12 @@ def _composition_problem(error: BaseException) -> str:
 
 
 def _yaml(raw: DictConfig, secrets: Secrets) -> str:
-    """Returns a composition as YAML without secrets. References stay unresolved, so they only name their secrets."""
+    """Returns a composition as YAML without secrets. `${oc.env:NAME}` stays unresolved, so only the name is stored."""
     return OmegaConf.to_yaml(OmegaConf.create(secrets.document(OmegaConf.to_container(raw, resolve=False))))
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses, with interpolations resolved and `~` expanded (some shells keep KEY=~/...)."""
+    """Returns the configuration as dataclasses, interpolations resolved and `~` expanded (shells may keep it in KEY=~/x)."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
@@ -318,7 +319,7 @@ def _written(raw: DictConfig, key: str) -> Any:
 
 
 def _device_kind(overrides: Sequence[str]) -> str:
-    """Returns `device.kind` from the command line; the bounds of domains need it before there is a configuration."""
+    """Returns `device.kind` from the command line. Domains are checked against the device before there is a configuration."""
     said = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "device.kind"]
     return said[-1] if said else "auto"
 

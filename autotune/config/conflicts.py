@@ -38,7 +38,7 @@ def problems_of_knobs(
 
 
 def problems_of_secrets(values: Iterable[tuple[str, KnobValue]]) -> list[str]:
-    """Returns a problem for each knob that is a variable with a secret value: the values of knobs are recorded and shown."""
+    """Returns a problem for each environment variable with a secret value, because values of knobs are recorded and shown."""
     keys = [key for key, value in values if key.startswith(PREFIX) and is_secret(key.removeprefix(PREFIX), str(value))]
     return [
         f"{key}: a secret, which cannot be a setting. Leave it out, and set the variable {key.removeprefix(PREFIX)} before "

@@ -218,10 +218,10 @@ def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> lis
 
 
 def _as_typed(values: list[Any], written: str) -> list[Any]:
-    """Returns the values for a variable, whose text counts: `choice(0.10,True)` means "0.10" and "True", not 0.1 and "true"."""
+    """Returns an environment variable's values as typed: "0.10" and "True" for `choice(0.10,True)`, not 0.1 and "true"."""
     inside = written.removeprefix("choice(").removesuffix(")")
     words = [word.strip() for word in inside.split(",")]
-    if "(" in inside or len(words) != len(values):  # sorted, or a quoted comma: the words are not the values
+    if "(" in inside or len(words) != len(values):  # sort(...), or a comma in quotes: words and values do not correspond
         return values
     return [word if isinstance(value, bool | int | float) else value for value, word in zip(values, words, strict=True)]
 

@@ -117,7 +117,7 @@ def check_key(key: str, value: Any, host_context: HostContext) -> None:
     if key.startswith("provenance."):  # not checked here: `autotune verify` checks the parts that it reads
         return
     if is_knob(key):
-        is_variable = key not in LEAVES  # null unsets a knob, but a variable has a value
+        is_variable = key not in LEAVES  # an environment variable must have a value; for other knobs, null means "not pinned"
         if not is_reference(value) and (value is not None or is_variable):
             value_of(knob(key), value, host_context)
         if is_variable:

@@ -27,7 +27,7 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 
     Args:
         word: the word.
-        values: key -> value. A placeholder whose key is not among them gets its own text.
+        values: key -> value. A placeholder for another key becomes its default (the text after its `=`), or "" without one.
     """
 
     def text(match: re.Match[str]) -> str:
@@ -37,7 +37,7 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 
 
 def _like(own: str | None, value: object) -> str:
-    """Returns a value as text; True and False in the spelling of the placeholder's own text, which the program reads."""
+    """Returns a value as text. True and False are spelled like the placeholder's default, `own`, which the program can read."""
     if not isinstance(value, bool) or own is None:
         return str(value)
     own = own.strip()

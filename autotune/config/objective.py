@@ -71,8 +71,8 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
             "Give machine.price_per_hour=PRICE."
         )
     is_ours = (config.model.name is not None or config.model.factory is not None) and config.data.factory is None
-    is_told = config.train.samples_per_epoch is not None or (config.study.samples is not None and TIME not in names)
-    if is_ours and config.data.name in REPEATING_DATA and not is_told:
+    has_length = config.train.samples_per_epoch is not None or (config.study.samples is not None and TIME not in names)
+    if is_ours and config.data.name in REPEATING_DATA and not has_length:
         problems.append(
             f"train.samples_per_epoch: not set, but objective={COST} needs the length of an epoch, and data={config.data.name} "
             "never ends. Give train.samples_per_epoch=N."
@@ -81,7 +81,10 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
 
 
 def _without_sensor(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str, str]) -> list[str]:
-    """Returns a problem if the study has no GPU that measures what is requested; [] if the GPUs are unknown."""
+    """Returns a problem if the study has no GPU with the sensor that a key needs; [] if the GPUs are unknown.
+
+    `asked` is (key, its value, the fact that says whether a GPU has the sensor, the sensor in words).
+    """
     key, value, fact, what = asked
     if gpus is None:
         return []

@@ -214,7 +214,7 @@ def _environment(text: str, override: Override, host_context: HostContext) -> st
 
 def _as_typed(key: str, value: Any, typed: str) -> str:
     """Returns a value for Hydra. Hydra reads the name 2026_12_01 as 20261201, and 1.10 as 1.1, so such texts are quoted."""
-    is_misread = type(value) in ((int, float) if key in LISTS else (bool, int, float))  # `false` switches warm starts off
+    is_misread = type(value) in ((int, float) if key in LISTS else (bool, int, float))  # warm_start=false stays a truth value
     if not is_misread or is_knob(key) or "(" in typed or not (is_text(key) or key in LISTS):
         return typed
     return QuotedString(text=typed.strip(), quote=Quote.double).with_quotes()

@@ -19,11 +19,11 @@ from autotune.plain_json import mapped
 PROVENANCE = "provenance"
 EXPORTED = "Give a study, or a file that `autotune export STUDY -o best.yaml` wrote"
 MAX_NAME = 60
-MAX_ROUNDS = 10**6  # largest number of rounds that is believed; a claim with a far larger one could not be stored
-MAX_ERROR = 10.0  # largest standard error of a log ratio that is believed; exp of 13 times it must be a number
+MAX_ROUNDS = 10**6  # largest number of rounds that is believed; a claim with far more rounds could not be stored
+MAX_ERROR = 10.0  # largest standard error of a log ratio that is believed; the interval, exp(13 * error), must be finite
 NUMBER = re.compile(r"\d{1,9}")
 RECIPE_KEYS = {"model.name", "model.factory"}
-# Keys that identify a loader whose knobs were set in the study; only the first two are in every file.
+# Keys that identify a loader whose knobs were set in the study -> their types. Only the first two are in every file.
 TARGET_KINDS = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}
 
 

@@ -37,8 +37,8 @@ LIST_MODELS = {
     "timm": "import timm; print(*timm.list_models())",
 }
 HAS_TRANSFORMERS = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
-LIST_S = 60.0
-CHECK_S = 120.0  # time limit for importing the module of the user's own part and all that it imports
+LIST_S = 60.0  # time limit for listing a library's models
+CHECK_S = 120.0  # time limit for importing the user's own model, data or step, with all imports of their modules
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 PART_FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched for in the working directory first. Give one that exists."
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # file types of torchvision's ImageFolder
@@ -63,6 +63,7 @@ class Script:
     print_every: int = 10
 
 
+# Options of every built-in script -> configuration keys.
 EVERYWHERE = {
     "--epochs": "train.epochs", "--lr": "train.lr", "--optimizer": "train.optimizer",
     "--samples-per-epoch": "train.samples_per_epoch", "--seed": "study.seed", "--device": "device.kind",
@@ -107,7 +108,7 @@ def is_recipe(config: StudyConfig) -> bool:
 
 
 def parts_of(config: StudyConfig) -> dict[str, str]:
-    """Returns configuration key -> reference for the parts that are the user's own code."""
+    """Returns key -> PACKAGE.MODULE:FUNCTION for each part (model, data, step) that is the user's own code."""
     found = {key: _value(config, key) for key in PARTS.values()}
     return {key: str(value) for key, value in found.items() if value is not None}
 
@@ -115,8 +116,8 @@ def parts_of(config: StudyConfig) -> dict[str, str]:
 def script_of(config: StudyConfig) -> Script:
     """Returns the built-in script of a recipe.
 
-    The script also supplies the parts that are not the user's own code. The model decides which script it is; without a model's
-    name, the data decide.
+    If only some parts are the user's own code, this script supplies the others. The model's name decides which script it is. If
+    the model has no name, the data decide.
     """
     if config.model.name is not None:
         return SCRIPTS.get(config.model.source, VISION)  # `checks.problems_of` rejects unknown sources
@@ -203,7 +204,7 @@ def _run(words: list[str], cwd: Path, limit_s: float) -> subprocess.CompletedPro
 
 
 def problems_of_parts(config: StudyConfig) -> list[str]:
-    """Returns what is wrong with the references to the user's code. The recipe's interpreter imports the code to check them."""
+    """Returns what is wrong with the references to the user's code, which the recipe's interpreter imports for this check."""
     parts = parts_of(config)
     wrong = [
         f"{key}: not a reference to a function, got {shown(reference)}. {PART_FORM}"
@@ -325,9 +326,9 @@ def _folder(root: str, num_classes: int) -> list[str]:
 
 
 def _has_image(folder: str, levels: int = 8) -> bool:
-    """Returns whether a folder contains an image; folders deeper than `levels` are not searched and count as having one.
+    """Returns whether a folder contains an image. Folders below `levels` levels are assumed to contain one.
 
-    Stops at the first image, since a class may have a million.
+    Stops at the first image, because a class may have a million images.
     """
     if levels == 0:
         return True

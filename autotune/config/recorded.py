@@ -38,7 +38,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = (), *, i
         study: the study's record, with command, working directory and requested search space.
         file: the study's config.yaml.
         overrides: KEY=VALUE. Only the budget may be changed; in a recording, only the minutes and repeats.
-        is_alone: whether trials only run one at a time, so that a cluster need not have place for several slots.
+        is_alone: whether trials run one at a time. The cluster then needs no room for several slots.
 
     Raises:
         BadInput: the file cannot be read by this version, or another key would be changed.
@@ -57,11 +57,11 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = (), *, i
     except ValueError as error:
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
     config.launch.slurm = resumed_options(config.launch.slurm, os.environ)
-    # The present job may have no place for its slots.
+    # The job in which the study is resumed may have no room for the study's slots.
     more = [] if is_alone or config.launcher == LOCAL else problems_of_slots(config, {}, is_recorded=True)
     if problems := [*problems_of(_as_seen_by_trials(config, study.cwd)), *more]:
         raise BadInput(problems)
-    config.runs_dir = str(file.parent.parent)  # the study may have been moved, and the present folder may be another one
+    config.runs_dir = str(file.parent.parent)  # the recorded path may be relative to another folder, or the study was moved
     is_held = config.train.global_batch is not None
     space = SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers, is_held=is_held)
     command = CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd)
@@ -77,7 +77,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = (), *, i
 
 
 def _as_seen_by_trials(config: StudyConfig, cwd: str) -> StudyConfig:
-    """Returns the configuration with paths as its trials find them: from their working directory, not from the present one."""
+    """Returns the configuration with relative paths resolved as in a trial: from `cwd`, the trials' working directory."""
     root, python = config.data.root, config.program.python
     root = os.path.join(cwd, root) if root and root.strip() else root
     python = os.path.join(cwd, python) if python and os.sep in python else python
@@ -114,7 +114,7 @@ def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
     if key not in changeable:
         return f"{key}: cannot be changed in an existing study, got {word!r}. Allowed: {', '.join(changeable)}. {ANOTHER}"
     try:
-        OmegaConf.update(raw, key, parse(word).value())  # read as by `run`, where no text is not null and 1:30 is no number
+        OmegaConf.update(raw, key, parse(word).value())  # parsed as in `run`: empty text is not null, and 1:30 is text
     except (BadInput, OverflowError, OmegaConfBaseException):
         return f"{key}: not a number, got {text!r}. Give one, or null for no limit."
     return ""

@@ -162,12 +162,12 @@ class SearchOptions:
 
     Attributes:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
-        warm_start: auto begins with the best configurations of earlier studies in the runs folder, if they tuned the same
-            program on the same machine, and leaves out configurations that ran out of memory there. off uses no earlier study.
+        warm_start: auto uses the earlier studies in the runs folder that tuned the same program on the same machine. The search
+            begins with their best configurations and leaves out those that ran out of memory there. off uses no earlier study.
             The name of a study, or several as [A,B], begins with the best configurations of these studies, even if they tuned
             another program. Earlier results do not count as measurements.
-        seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals. Those of
-            earlier studies (`warm_start`) are tried in any case.
+        seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals. The
+            configurations of earlier studies (`warm_start`) are tried in any case.
         decomposition: whether `rates` models device rate and loader capacity separately; false models only the overall rate.
         memory_model: whether `rates` avoids configurations that it expects to run out of memory.
         cost_aware: whether `rates` weighs the expected improvement of a trial against the seconds that the trial takes.
@@ -284,8 +284,8 @@ class LaunchOptions:
     Attributes:
         nproc: processes of one trial of a recipe, started by torchrun on this machine. Each process gets a share of the
             data, and a GPU (from `device.index` on) or a share of the cores. Batch size and loader workers are per process.
-        warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
-            seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
+        warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch. This saves
+            seconds per trial. off starts every trial in a fresh interpreter. Applies to commands, too.
         slots: how many search trials may run in parallel, each with GPUs and cores of its own; auto is the number of GPUs if
             the program is a single process on this machine and the GPUs are alike, else 1. Trials run in parallel only if a
             calibration shows that they do not slow each other down. Applies to commands, too.
@@ -322,12 +322,12 @@ class MeasureOptions:
     """How long to measure, and how long to wait.
 
     Attributes:
-        screening: warm-up and stopping rules of baseline and search trials. A window takes at most a thirtieth of the budget
-            or twice `min_s`, whichever is longer. If steps come in cycles, it may take a quarter of the budget, but no more
-            than `cycles_max_s`.
+        screening: warm-up and stopping rules of baseline and search trials. A measuring window takes at most a thirtieth of
+            the budget or twice `min_s`, whichever is longer. If steps come in cycles, a window may take a quarter of the
+            budget, but no more than `cycles_max_s`.
         finals: stricter warm-up and stopping rules, for the finals.
-        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far of its
-            tier or a lower one. Has an effect only if the objective depends on the rate alone.
+        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far in its
+            tier and the lower tiers. Has an effect only if the objective depends on the rate alone.
         quiet: whether a disturbed trial (other programs on its cores or device, an overheated device) is repeated. A trial that
             is disturbed again gets no rate, unless the machine is never quiet. false only notes the disturbance and keeps the
             rate.
@@ -387,8 +387,8 @@ class ExplainOptions:
 
     Attributes:
         auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
-            This takes at most a tenth of the study's time. Explaining the best may also take time that nothing else needs.
-            `autotune explain` explains a study at any later time.
+            This takes at most a tenth of the study's time. For the best, measurements may also take the time that is left at
+            the end. `autotune explain` explains a study at any later time.
     """
 
     auto: bool = True

@@ -1,4 +1,4 @@
-"""Decides into how many slots a machine is divided, and checks `launch.slots`."""
+"""Decides into how many slots a machine is divided, and checks `launch.slots`. A slot runs one trial at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from autotune.config.wrapped_commands import program_of
 from autotune.knobs.values import shown
 from autotune.machine.visible import VISIBLE, visible_devices, visible_gpus
 
-# Variables that Slurm sets in a job with GPUs: the indices of the GPUs, or how many there are.
+# Variables that Slurm sets in a job with GPUs. Each contains the indices of the GPUs, or their number.
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
-GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # how many GPUs srun requests for each task; a slot's step has one task
+GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # number of GPUs that srun requests for each task; a slot is a step with one task
 
 
 def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any], *, is_recorded: bool = False) -> list[str]:
@@ -23,8 +23,8 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any], *, is_recor
 
     Args:
         config: the configuration.
-        facts: `machine.host_facts()`; {} for a cluster.
-        is_recorded: whether it is the configuration of an existing study, in which no key of the launcher can be changed.
+        facts: result of `machine.host_facts()`; {} if trials run on a cluster.
+        is_recorded: whether the study already exists. Its options of the launcher can then not be changed.
     """
     asked = config.launch.slots
     if asked == AUTO or asked == 1:

@@ -13,7 +13,7 @@ from autotune.errors import one_of
 from autotune.knobs.values import shown
 
 EXAMPLE = "Give the training command after --: -- python train.py."
-HEAD_BYTES = 256  # Linux reads this much to find out how to run a file
+HEAD_BYTES = 256  # number of bytes that Linux reads to find out how to run a file
 USUAL = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh", "env")  # first words of commands
 ELF = b"\x7fELF"
 
@@ -63,7 +63,7 @@ def _by_hand(name: str) -> str:
 
 
 def _not_runnable(path: str) -> str | None:
-    """Returns why Linux cannot run an executable file: its #! line is missing or names a missing program. None if it can."""
+    """Returns why Linux cannot run an executable file (no #! line, or one that names a missing program); None if it can."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""Finds out from a command's words what it really runs: the script or module behind interpreters, starters and wrappers."""
+"""Finds out from a command's words which script or module it really runs, behind interpreters, starters and wrappers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ STARTER_VALUES = (
     "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
     "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
 )  # fmt: skip
-# Options for the number of processes on this machine. With several machines, the number counts as unknown.
+# Options for the number of processes on each machine, and for the number of machines. If there are several machines, the number
+# of processes counts as unknown.
 STARTER_COUNTS = ("--nproc_per_node", "--num_processes", "--num_gpus")
 STARTER_MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
 STARTER_MODULES = {
@@ -54,7 +55,7 @@ WRAPPERS = {
 }
 # Programs that run a command in a container, on another machine or as another user, out of the harness's reach.
 ELSEWHERE = ("docker", "podman", "singularity", "apptainer", "enroot", "ssh", "sbatch", "kubectl", "sudo", "su")
-# Starters -> options that name the machines on which they start processes. Usually these do not inherit the environment.
+# Starters -> options that name the machines on which they start processes. These processes rarely inherit the environment.
 SPREADERS = {
     "deepspeed": ("-H", "--hostfile"),
     "accelerate": ("--deepspeed_hostfile", "--mpirun_hostfile"),
@@ -180,7 +181,7 @@ def _of_shell(words: list[str]) -> Program:
 
 
 def _of_shell_code(words: list[str]) -> Program:
-    """Returns the first script that a line of shell code names. The code is not parsed, so this is not certain."""
+    """Returns the first script that a line of shell code names. The code is not parsed, so the script is not certain."""
     if not words:
         return Program(by="shell", missing="the code after -c")
     try:

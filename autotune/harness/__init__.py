@@ -46,7 +46,8 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     explain/                  mode "explain": passes that show where time and memory go, one file for each pass. base.py defines
                               their interface, passes.py begins and ends them, documents.py defines what they write
     adapters.py               what is known about particular libraries (of images: explain/stages.py; torchao: knobs/float8.py)
-    knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py
+    knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py.
+                              The handler in module.py uses layout.py (memory formats) and float8.py
 """
 
 from __future__ import annotations

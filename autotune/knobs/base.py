@@ -39,8 +39,8 @@ class HostContext:
     """What a knob's rules may depend on: this machine, and the program as the baseline trial found it.
 
     Attributes:
-        num_cores: effective CPU cores for one process of the program: min(affinity, cgroup quota) divided by its ranks on
-            this machine.
+        num_cores: effective CPU cores for one process of the program: min(affinity, cgroup quota), divided by the number of
+            the program's ranks on this machine.
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
         cpu_isa: relevant CPU instruction sets: "avx2", "avx512_bf16", "amx_bf16", ...
@@ -92,7 +92,7 @@ def value_text(value: KnobValue | None) -> str:
 
 
 def earlier_text(value: KnobValue | None) -> str:
-    """Returns the text of a value that was changed; "not set" for None."""
+    """Returns the text of the value that a knob had before a change; "not set" for None."""
     return "not set" if value is None else value_text(value)
 
 

@@ -6,7 +6,7 @@ from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob, no_cuda, obs
 from autotune.records import Knobs, KnobValue, Tier
 
 MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # largest batches to try; larger ones on a CPU gain nothing and take seconds per step
-WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more workers rarely help one process: pipes and the pin thread saturate
+WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more workers rarely help one process: pipes and the pinning thread saturate
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
@@ -195,8 +195,9 @@ MULTIPROCESSING_CONTEXT = Knob(
         "program once (forkserver), or as new interpreters (spawn). It needs loader.num_workers > 0."
     ),
     helps=(
-        "forkserver and spawn: a training process of many gigabytes or threads, where fork takes long to copy page tables, "
-        "holds on to memory or deadlocks (OpenMP, gRPC, CUDA used in the data set); workers begin with little memory."
+        "forkserver and spawn: workers begin with little memory. They suit a training process of many gigabytes or threads, "
+        "where fork takes long to copy page tables, keeps the parent's memory in use or deadlocks (OpenMP, gRPC, CUDA used in "
+        "the data set)."
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
@@ -217,7 +218,7 @@ IN_ORDER = Knob(
     default=True,
     domain=lambda _: [False, True],
     blocked=without_workers,
-    is_active=lambda knobs: int(knobs.get(NUM_WORKERS.key, 0)) > 1,  # so that one can finish before another
+    is_active=lambda knobs: int(knobs.get(NUM_WORKERS.key, 0)) > 1,  # a single worker cannot change the order
     usual_spread=0.06,
     brief="batches in the sampler's order",
     in_code=LOADER_ARGUMENT,
@@ -249,15 +250,15 @@ SHARING_STRATEGY = Knob(
     phrase="shared by {}",
     in_code="torch.multiprocessing.set_sharing_strategy({value!r})",
     summary=(
-        "How a worker's tensors reach the training process through shared memory: as open files (file_descriptor) or by name "
-        "(file_system); torch.multiprocessing.set_sharing_strategy. It needs loader.num_workers > 0."
+        "torch.multiprocessing.set_sharing_strategy: how a worker's tensors reach the training process through shared memory, "
+        "as open files (file_descriptor) or by name (file_system). It needs loader.num_workers > 0."
     ),
     helps=(
         "file_system: batches of very many tensors, each of which otherwise costs an open file and a connection, until the "
         "program fails with 'too many open files'."
     ),
     hurts=(
-        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm; if the "
+        "file_system: a helper process (torch_shm_manager) has to clear away what a killed program leaves in /dev/shm. If the "
         "helper is killed, too, the files stay."
     ),
 )
@@ -321,8 +322,9 @@ NON_BLOCKING = Knob(
     helps="The training process queues the step's kernels while the batch is copied, instead of waiting for the copy.",
     hurts=(
         "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied. "
-        "If the knob is set to false, the program's own non_blocking=True is ignored; if the knob is not set, it stays in "
-        "force. Not applicable to a loader that writes each batch into the tensors of the last one. Not measured on a GPU yet."
+        "If the knob is set to false, the program's own non_blocking=True is ignored. If the knob is not set, the program's "
+        "argument applies. Not applicable to a loader that writes each batch into the tensors of the batch before. Not "
+        "measured on a GPU yet."
     ),
 )
 
@@ -349,7 +351,7 @@ DEVICE_PREFETCH = Knob(
     hurts=(
         "The device holds one batch more. The program gets a batch only after the loader has made the next one too, so it "
         "waits longer for a slow loader. With loader.num_workers=0 the order of random numbers between data set and model "
-        "changes. Not applicable to a loader that writes each batch into the tensors of the last one, or if the program "
+        "changes. Not applicable to a loader that writes each batch into the tensors of the batch before, or if the program "
         "changes its data set or sampler between batches. Not measured on a GPU yet."
     ),
 )

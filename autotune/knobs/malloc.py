@@ -35,7 +35,7 @@ def as_on(machine: Mapping[str, Any]) -> Iterator[None]:
     """Lets `installed` return the allocators of a study's machine within the context.
 
     Args:
-        machine: the machine's facts. Without FACT, which only a cluster's nodes have, the machine is this one.
+        machine: the machine's facts. If they lack FACT, the machine is this one: only facts of a cluster's nodes contain it.
     """
     libraries, before = machine.get(FACT), list(_on_node)
     run_on(libraries if isinstance(libraries, dict) else None)

@@ -18,7 +18,7 @@ CONFIGURATIONS = {
     "collect_80": "garbage_collection_threshold:0.8",
     "cuda_malloc_async": "backend:cudaMallocAsync",
 }
-# Both variables are set: torch before 2.9 reads only the old one, and 2.9 and 2.10 read some options from it (pytorch #183387).
+# Both variables are set: torch before 2.9 reads only the first, and 2.9 and 2.10 read some options from it (pytorch #183387).
 CONFIGURATION_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -45,8 +45,8 @@ ALLOCATOR = Knob(
     summary=(
         "How torch's CUDA allocator keeps memory. expandable_segments grows its segments instead of adding others. "
         "max_split_256 leaves blocks above 256 MB whole. roundup_8 rounds sizes up to one of eight steps between two powers of "
-        "two. collect_80 frees unused blocks once 80 % of the memory that the process may take is in use; for this, torch "
-        "needs a set_per_process_memory_fraction, which is 1.0 if memory.fraction is not set. cuda_malloc_async leaves "
+        "two. collect_80 frees unused blocks once 80 % of the memory that the process may take is in use. For this, torch "
+        "needs a set_per_process_memory_fraction: memory.fraction or, if it is not set, 1.0. cuda_malloc_async leaves "
         "allocation to the driver. Set as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
     ),
     helps=(
@@ -54,7 +54,7 @@ ALLOCATOR = Knob(
         "or a batch that should fit does not. expandable_segments is the first to try."
     ),
     hurts=(
-        "With fixed shapes it changes little. Rounding takes more memory, collecting costs time near the limit; "
+        "With fixed shapes, the allocator changes little. Rounding takes more memory. Collecting costs time near the limit. "
         "expandable_segments and cuda_malloc_async do not suit every way of sharing CUDA memory between processes. Not "
         "measured on a GPU yet."
     ),
@@ -81,9 +81,9 @@ FRACTION = Knob(
 
 
 def _mallocs(here: HostContext) -> list[KnobValue]:
-    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # the user has set its variables, and no trial unsets them
+    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # no trial unsets the user's own variables
         return [malloc.GLIBC_KEEP, *malloc.installed()]
-    keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are in its memory: not worth a trial
+    keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are in GPU memory: not worth a trial
     return [malloc.GLIBC, *keeping, *malloc.installed()]
 
 
@@ -117,10 +117,10 @@ MALLOC = Knob(
         "tcmalloc": "LD_PRELOAD=libtcmalloc_minimal.so.4 before Python starts, where it is installed",
     },
     summary=(
-        "The allocator of host memory, in the training process and in everything it starts: the C library's own (glibc); the "
-        "same, but keeping freed memory instead of returning it to the kernel (glibc_keep: MALLOC_MMAP_MAX_=0 and a large "
-        "MALLOC_TRIM_THRESHOLD_); or jemalloc or tcmalloc, preloaded (LD_PRELOAD) where they are installed (Debian and "
-        "Ubuntu: libjemalloc2, libtcmalloc-minimal4)."
+        "The allocator of host memory, in the training process and in everything it starts. `glibc` is the C library's own. "
+        "`glibc_keep` is the same, but keeps freed memory instead of returning it to the kernel (MALLOC_MMAP_MAX_=0 and a "
+        "large MALLOC_TRIM_THRESHOLD_). `jemalloc` and `tcmalloc` are preloaded (LD_PRELOAD) where they are installed (Debian "
+        "and Ubuntu: libjemalloc2, libtcmalloc-minimal4)."
     ),
     helps=(
         "Training and decoding on a CPU: large blocks that come and go each step, many threads at once. glibc returns large "

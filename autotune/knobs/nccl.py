@@ -116,15 +116,15 @@ def algorithms(host_context: HostContext) -> list[KnobValue]:
 
 
 def p2p_levels(host_context: HostContext) -> list[KnobValue]:
-    """Returns the levels that make a difference here: "LOC" (no direct reads), and each that allows more pairs of GPUs."""
+    """Returns the levels that make a difference here: "LOC" (no direct reads), and each that adds pairs of GPUs."""
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 
 def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
     """Returns the knob of one variable.
 
-    The variable's name is `variable` or, by default, NCCL_ plus the last part of the key. A default of AUTO or UNSET leaves it
-    unset.
+    The variable's name is `variable` or, by default, NCCL_ plus the last part of the key. If `default` is AUTO or UNSET, this
+    value leaves the variable unset.
     """
     name = key.rpartition(".")[2]
     variable = variable or f"NCCL_{name.upper()}"
@@ -184,7 +184,7 @@ PROTO = _nccl(
     helps="Large gradient buckets that NCCL sends by a low-latency protocol, or a bug of one protocol.",
     hurts=(
         "NCCL's documentation advises against setting it, except to exclude a protocol. LL128 corrupts data on hardware that "
-        "does not support it. `^LL` lets NCCL use LL128 even there, so it is never tried unless you name it. Small messages "
+        "does not support it. `^LL` lets NCCL use LL128 even there, so `^LL` is tried only if you name it. Small messages "
         "suffer without the low-latency protocols."
     ),
 )
@@ -345,5 +345,5 @@ KNOBS = [
     ALGO, PROTO, MIN_NCHANNELS, MAX_NCHANNELS, NTHREADS, BUFFSIZE, P2P_LEVEL, NVLS, IB_DISABLE, IB_HCA, SOCKET_IFNAME,
     CROSS_NIC,
 ]  # fmt: skip
-# Each setting has one name only: env.NCCL_ALGO is rejected with a pointer to nccl.algo.
+# Knob -> its variable. These variables are rejected as env.NAME (env.NCCL_ALGO), so that each setting has only one name.
 VARIABLES = {knob.key: knob.variables[0] for knob in KNOBS}

@@ -9,7 +9,7 @@ DDP, FSDP = "ddp", "fsdp"
 
 
 def alone(host_context: HostContext) -> str | None:
-    """Returns why no gradients are averaged; None if they are or may be."""
+    """Returns why no gradients are averaged; None if gradients are or may be averaged."""
     return "one process trains: no gradients are averaged" if host_context.world_size == 1 else None
 
 
@@ -37,8 +37,8 @@ STRATEGY = Knob(
         "argument sets it: `--strategy {parallel.strategy=ddp}`."
     ),
     helps=(
-        "Models whose weights, gradients and optimizer state take much of the memory: a rank keeps only 1/N of each, which "
-        "makes room for a larger batch."
+        "Models whose weights, gradients and optimizer state take much of the memory: with N ranks, each keeps only 1/N of "
+        "them, which makes room for a larger batch."
     ),
     hurts=(
         "More communication: parameters are gathered in the forward pass and, unless `parallel.reshard_after_forward` is off, "
@@ -88,7 +88,7 @@ BUCKET_CAP_MB = Knob(
     ),
     helps=(
         "Large buckets use the network better and need fewer calls. Small buckets are sent sooner, so the backward pass hides "
-        "more of them. Worth tuning where communication is exposed: `autotune show` gives the share."
+        "more of them. Worth tuning where communication is exposed (not hidden): `autotune show` gives the share."
     ),
     hurts=(
         "A single bucket for all gradients is sent only after the backward pass, so it hides nothing. Hundreds of buckets pay "

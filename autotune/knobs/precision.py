@@ -11,7 +11,7 @@ TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Vol
 
 
 def amp_expert(host_context: HostContext) -> KnobValue | None:
-    """Returns the 16-bit format that the device multiplies fast; "off" if it has none and the program uses one; else None."""
+    """Returns the 16-bit format that the device multiplies fast; "off" if it only emulates the program's format; else None."""
     if has_fast_bf16(host_context) and "precision.amp=bf16" not in host_context.not_applicable:
         return "bf16"
     if host_context.has_cuda and below(host_context, TENSOR_CORES, "Volta") is None:
@@ -20,10 +20,10 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is not searched: no Tensor Cores, or the program enters it itself in a format that is fast here.
+    """Returns why autocast is not searched: no Tensor Cores, or the program itself uses autocast in a format that is fast here.
 
-    None if it is searched. It is also searched on CPUs without fast bf16, and wherever the device only emulates the program's
-    own format.
+    None if autocast is searched. It is also searched on CPUs without fast bf16, and wherever the device only emulates the
+    program's own format.
     """
     if _is_emulated(host_context):
         return None
@@ -65,11 +65,11 @@ AMP = Knob(
     },
     summary=(
         "Automatic mixed precision: forward passes run under torch.autocast, so matrix products and convolutions compute in "
-        "bfloat16 or float16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range; "
-        "under fp16 the loss is scaled, so that small gradients do not vanish: the program's steps go through a GradScaler, "
-        "which unscales before clipping, skips a step that overflowed and finds the scale by itself. If the program enters "
-        "autocast itself, in another format, the trial's format takes its place. Such programs are searched only where the "
-        "device emulates their format."
+        "bfloat16 or float16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range. "
+        "Under fp16, the loss is scaled, so that small gradients do not vanish. The program's steps then go through a "
+        "GradScaler, which unscales before clipping, skips a step that overflowed and finds the scale by itself. If the "
+        "program itself enters autocast in another format, the trial's format replaces it. Such programs are searched only "
+        "where the device emulates their format."
     ),
     helps=(
         "Usually the largest single gain. Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "

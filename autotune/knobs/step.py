@@ -26,8 +26,8 @@ ACCUMULATION = Knob(
     in_code="(loss / {value!r}).backward(), and clip, step and zero_grad at every {value!r}th iteration only",
     summary=(
         "Number of batches, k, whose gradients are accumulated for one optimizer step. Only every k-th iteration of the "
-        "program clips, steps and clears gradients, and each loss is divided by k, as if the k batches were one; batch "
-        "normalisation still sees them one by one. With train.global_batch=N, k is derived from the batch size and not "
+        "program clips, steps and clears gradients, and each loss is divided by k. So the k batches act as one, except that "
+        "batch normalisation sees them one by one. With train.global_batch=N, k is derived from the batch size and not "
         "searched. Without train.global_batch, accumulation changes the optimisation as a larger batch does. A program that "
         "already accumulates gradients itself then accumulates k times as many batches."
     ),
@@ -81,8 +81,8 @@ HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # `train.global_batch` fixes the prod
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
     """Returns a knob's tier. Under a fixed global batch, batch size and accumulation are `numerics`.
 
-    Each step still uses the same samples, but sums are taken in another order, and batch normalisation and losses that do not
-    average over samples see smaller batches. So losses are compared.
+    Each step still uses the same samples, but sums are taken in another order. Batch normalisation, and losses that do not
+    average over samples, see smaller batches. So losses are compared with the baseline's before a value may win.
 
     Args:
         knob: the knob.
@@ -92,7 +92,7 @@ def tier_of(knob: Knob, *, is_held: bool) -> Tier:
 
 
 def derived(knobs: Knobs, *, held: int) -> Knobs:
-    """Returns the full configuration with its accumulation: 8 for batch size 32 and `held` = 256 samples."""
+    """Returns a configuration with the accumulation for a global batch of `held` samples: 8 for batch size 32 and 256."""
     return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
 
 
@@ -104,7 +104,7 @@ def own_accumulation(batches_per_step: Any, baseline: Knobs) -> int:
         baseline: the baseline's configuration, in which the knob may be pinned or set to reach `train.global_batch`.
     """
     by_knob = max(1, int(baseline.get(ACCUMULATION.key, 1)))
-    # A batch loaded ahead adds a fraction.
+    # Rounded, because a batch that the loader fetched ahead adds a fraction.
     return max(1, round(batches_per_step / by_knob)) if shapes.number(batches_per_step) else 1
 
 

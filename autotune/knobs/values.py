@@ -23,7 +23,7 @@ def value_of(knob: Knob, raw: Any, host_context: HostContext | None = None) -> K
     Args:
         knob: the knob.
         raw: the input: parsed YAML, a parsed override, or text.
-        host_context: the machine whose bounds apply; None skips these checks.
+        host_context: the machine whose bounds apply; None skips the checks of `Knob.bounds` and `Knob.numbers`.
 
     Raises:
         BadInput: the value has the wrong type, is not among the choices, or exceeds what this machine can serve.

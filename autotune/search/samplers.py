@@ -16,7 +16,8 @@ from autotune.search.rates.coding import doublings
 
 NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; fewer random trials are needed here, because the study adds trials of its own
 MAX_GRID_POINTS = 100_000
-SEEDS = 2**32  # number of NumPy's seeds; a study adds its number of trials to `study.seed`, which may be the largest one
+# Number of seeds that NumPy accepts. A study adds its number of trials to `study.seed`, so the sum may be too large.
+SEEDS = 2**32
 Distributions = Mapping[str, BaseDistribution]
 
 
@@ -47,7 +48,7 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     # `multivariate` and `constant_liar` are Optuna 5's defaults for one objective. They are set explicitly because the search
     # relies on them. `group` is off: it is experimental and meant for conditional knobs, and here only one or two knobs are
-    # conditional. TPE samples these independently and logs a line about it, which `begin_study` silences.
+    # conditional. TPE samples conditional knobs independently and logs a line about it, which `begin_study` silences.
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,

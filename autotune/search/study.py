@@ -189,7 +189,8 @@ class _Journal(JournalFileBackend):
             try:
                 self._lock.release()
             except FileNotFoundError as error:
-                # `release` removes the lock's file under another name. Interrupted just before or after, it fails like this.
+                # `release` renames the lock's file and deletes it. If Ctrl-C interrupts it just before or after, its clean-up
+                # looks for the renamed file and fails.
                 if isinstance(error.__context__, KeyboardInterrupt):
                     raise error.__context__ from None
                 raise
@@ -296,7 +297,7 @@ def begin_study(
 def tell(
     study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, *, metrics: Collection[str] = (), **limits: Any
 ) -> None:
-    """Reports a proposed trial to Optuna. `record` is its record, or that of an earlier trial of the same configuration.
+    """Reports a proposed trial to Optuna. `record` is from this trial, or from an earlier one of the same configuration.
 
     `metrics` are passed to `measured`, and `limits` to `told`.
     """

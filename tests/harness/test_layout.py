@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.harness.knobs.module import verify_layout
+from autotune.harness.knobs.layout import verify_layout
 from autotune.harness.protocol import APPLIED, OVERRIDDEN
 
 

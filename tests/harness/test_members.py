@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from autotune.harness import members
+from autotune.harness.knobs.layout import verify_layout
 from autotune.harness.knobs.loader import LoaderKnobs
-from autotune.harness.knobs.module import LAYOUT, ModuleKnobs, observe, verify_layout
+from autotune.harness.knobs.module import LAYOUT, ModuleKnobs, observe
 from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
 from tests.harness.contexts import context

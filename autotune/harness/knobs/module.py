@@ -24,6 +24,7 @@ from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import float8
 from .base import KnobHandler, applying, compared
+from .layout import convolution_weights, in_layout, is_channels_last, lay_out, verify_layout, with_layout
 from .sharding import sharded_by
 
 AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
@@ -66,10 +67,10 @@ def observe(module: Any) -> Dict[str, Any]:
         found[AMP] = found["policy"]
     dtypes = {_short(p.dtype) for p in members.parameters(module) if torch.is_floating_point(p)}
     found["parameter_dtypes"] = sorted(dtypes)
-    weights = _convolution_weights(module)
+    weights = convolution_weights(module)
     found["has_convolutions"], found["is_sharded"] = bool(weights), is_sharded(module)
     found["num_replicas"] = _num_replicas(module)
-    found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
+    found[LAYOUT] = bool(weights) and any(is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
     found[CHECKPOINTING] = _checkpoints(module)
@@ -134,7 +135,7 @@ class ModuleKnobs(KnobHandler):
         else:
             if not observed["is_sharded"]:
                 with applying(LAYOUT):
-                    _lay_out(module, torch.channels_last if asked else torch.contiguous_format)
+                    lay_out(module, torch.channels_last if asked else torch.contiguous_format)
                 self._was_channels_last = self._was_channels_last or (not asked and observed[LAYOUT])
             self._reports[LAYOUT] = KnobReport(APPLIED)
 
@@ -169,12 +170,12 @@ class ModuleKnobs(KnobHandler):
             if problem:
                 mode = None
         if mode in (None, "off"):
-            return None if layout is None else functools.partial(_with_layout, layout)
+            return None if layout is None else functools.partial(with_layout, layout)
         dtype = FORMATS[mode]
 
         def around(call: Any, self: Any, args: Any, kwargs: Any) -> Any:
             if layout is not None:
-                args, kwargs = _in_layout(layout, args, kwargs)
+                args, kwargs = in_layout(layout, args, kwargs)
             context = torch.autocast(device, dtype=dtype)
             context.is_autotunes_own = True  # type: ignore[attr-defined]
             with context:
@@ -191,7 +192,7 @@ class ModuleKnobs(KnobHandler):
         channels_last if either of the two has this format. So if the trial puts the weights back, it puts the inputs back, too.
         """
         asked = self._knobs.get(LAYOUT)
-        if not (asked or self._was_channels_last) or not _convolution_weights(module) or is_sharded(module):
+        if not (asked or self._was_channels_last) or not convolution_weights(module) or is_sharded(module):
             return None
         return torch.channels_last if asked else torch.contiguous_format
 
@@ -339,25 +340,6 @@ def _checkpoints(module: Any) -> bool:
     return any(map(is_checkpointing, members.modules(module)))
 
 
-def _lay_out(module: Any, layout: Any) -> None:
-    """Sets the memory format of a module's four-dimensional weights; torch's `Module.to` fails on five-dimensional ones."""
-
-    def change(tensor: Any) -> Any:
-        return torch.Tensor.to(tensor, memory_format=layout) if torch.Tensor.dim(tensor) == 4 else tensor
-
-    for each in list(members.modules(module)):
-        members.convert(each, change)
-
-
-def _with_layout(layout: Any, call: Any, self: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = _in_layout(layout, args, kwargs)
-    return call(self, *args, **kwargs)
-
-
-def _in_layout(layout: Any, args: Any, kwargs: Any) -> Any:
-    return tuple(_laid_out(layout, each) for each in args), {name: _laid_out(layout, each) for name, each in kwargs.items()}
-
-
 def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if torch.is_autocast_enabled(device):
         own = _own_format(torch.get_autocast_dtype(device))
@@ -392,12 +374,6 @@ def _num_replicas(module: Any) -> int:
     return max((1, *(len(members.attribute(each, "device_ids", ())) for each in found)))
 
 
-def _laid_out(layout: Any, value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and torch.Tensor.dim(value) == 4 and torch.is_floating_point(value):
-        return torch.Tensor.contiguous(value, memory_format=layout)
-    return value
-
-
 def _to_float32(out: Any) -> Any:
     if isinstance(out, torch.Tensor):
         return torch.Tensor.float(out) if out.dtype in (torch.bfloat16, torch.float16) else out
@@ -413,16 +389,6 @@ def _to_float32(out: Any) -> Any:
 
 def _is_own_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict))
-
-
-def verify_layout(roots: List[Any], asked: bool) -> KnobReport:
-    """Returns the report of the layout, read back from the modules."""
-    # The weight of a depthwise or 1x1 convolution has the same memory layout in both formats and is left out.
-    weights = [w for root in roots for w in _convolution_weights(root) if not _is_either_format(w)]
-    found = bool(weights) and all(_is_channels_last(w) for w in weights)
-    if weights and found != asked:
-        return KnobReport(OVERRIDDEN, "the program has changed the memory format since", found)
-    return KnobReport(APPLIED, "", asked)
 
 
 def _float8_problem(observed: Dict[str, Any]) -> Optional[str]:
@@ -493,20 +459,6 @@ def _short(dtype: Any) -> str:
 def _own_format(dtype: Any) -> str:
     """Returns the value of AMP for an autocast in a format; "off" for a 32-bit format, with which autocast changes nothing."""
     return _short(dtype) if dtype in FORMATS.values() else "off"
-
-
-def _convolution_weights(module: Any) -> List[Any]:
-    return [p for p in members.parameters(module) if torch.Tensor.dim(p) == 4]
-
-
-def _is_channels_last(weight: Any) -> bool:
-    is_contiguous = torch.Tensor.is_contiguous
-    return bool(is_contiguous(weight, memory_format=torch.channels_last) and not is_contiguous(weight))
-
-
-def _is_either_format(weight: Any) -> bool:
-    is_contiguous = torch.Tensor.is_contiguous
-    return bool(is_contiguous(weight) and is_contiguous(weight, memory_format=torch.channels_last))
 
 
 def _is_compiled(module: Any) -> bool:

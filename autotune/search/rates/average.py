@@ -24,9 +24,9 @@ WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally p
 class AveragedForecast:
     """Averages the forecasts for all values of WAITING, weighted by how well each value explains the rates.
 
-    On shared cores the device rate D cannot be observed. It is derived from a trial's rate and an assumed value of `waiting`. A
-    wrong value gives a wrong D, but this D still explains the trial's rate. So no single trial shows which value is right. If
-    the step computes on a GPU, there is only one forecast.
+    On shared cores, the device rate D cannot be observed. It is derived from a trial's rate, the loader's capacity L and an
+    assumed value of `waiting`. A wrong value gives a wrong D, but this D still explains the trial's rate. So no single trial
+    shows which value is right. If the step computes on a GPU, there is only one forecast.
 
     Attributes:
         is_decomposed: see `Forecast`.
@@ -83,7 +83,7 @@ class AveragedForecast:
         return self._views.features(ALL, codes)
 
     def means(self, codes: Codes) -> Means:
-        """Returns the forecasts for configurations without their uncertainty: computing it would take most of the time."""
+        """Returns the forecasts for configurations without their uncertainty, which takes much longer to compute."""
         if len(self._forecasts) == 1:
             return self._forecasts[0].means(codes)
         parts = [one.means(codes) for one in self._forecasts]

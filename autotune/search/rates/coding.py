@@ -26,9 +26,9 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 
 NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range instead of a list
 BATCH = "loader.batch_size"
-# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these values of t0 /
-# t1, BATCH has a column with the logarithm of that curve, the rate as a function of the batch size. Values above 256 are used
-# only up to the largest batch size: beyond it, they would make small batches too uncertain.
+# If a step of b samples takes t0 + t1 b seconds, the rate is b / (t0 + t1 b). It reaches half of its limit at b = t0 / t1. For
+# each of these values of t0 / t1, BATCH has a column with the logarithm of this rate. Values above 256 are used only up to the
+# largest batch size: beyond it, they would make small batches too uncertain.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
@@ -74,9 +74,9 @@ class Features:
         return self.effects, self.knobs, self.squares
 
     def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
-        """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
+        """Returns the latest result if it was made with the same `other`, because several models ask for it; else a new one."""
         name = f"{name} of one" if len(other.effects) == 1 else name  # so that a single row does not displace the many rows
-        key = None if other is self else other  # an object that refers to itself is freed late
+        key = None if other is self else other  # None stands for `self`: an object that refers to itself is freed late
         features, value = self._latest.get(name, (self, None))
         if features is not key:
             self._latest[name] = key, (value := made())
@@ -156,8 +156,8 @@ class Levelled:
     def pair_columns(self) -> Array:
         """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1.
 
-        For the batch, the length grows with its doublings, because products over many doublings may be large: with 32 times
-        the batch, a program may be 30 times as fast, but hardly faster than before if CUDA graphs launch its kernels.
+        For the batch, the length grows with its doublings, because over many doublings the effect of another knob may change
+        much: with 32 times the batch, a program may be 30 times as fast, but hardly faster if CUDA graphs launch its kernels.
         """
         if not self.is_ordered:
             return self.columns()[0]
@@ -184,8 +184,8 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: configurations whose values also become levels, if they lie inside a range.
-        best: the fastest of them. In a range, a level is added halfway to the next higher level and to the next lower one, if
-            these were seen.
+        best: the fastest of them. In a range, levels are added halfway between its value and the next higher and lower levels,
+            if those levels were seen.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 
@@ -254,7 +254,7 @@ class Coding:
         return self.weighted(plain, weights) if weights else plain
 
     def weighted(self, plain: Features, weights: Mapping[str, float]) -> Features:
-        """Returns unweighted features after each knob's columns were multiplied by its weight (default 1)."""
+        """Returns the features `plain` with each knob's columns multiplied by the knob's weight (default 1)."""
         given = np.array([weights.get(knob.key, 1.0) for knob in self.knobs])
         each = [
             np.repeat(power, [table.shape[1] for table in tables])
@@ -329,7 +329,7 @@ def levels_of(found: BaseDistribution) -> list[Any]:
 
 
 def _allowed(found: IntDistribution | FloatDistribution, values: Iterable[float]) -> list[Any]:
-    """Returns the nearest value of a range to each of some numbers."""
+    """Returns, for each number, the nearest value that the range allows."""
     step = found.step or 0
     on_step = (found.low + round((value - found.low) / step) * step if step else value for value in values)
     kind = int if isinstance(found, IntDistribution) else float

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes True from 1
-# If one value of a numeric knob fails, most others fail, too: a program that expects batches of one size fails with any other,
-# and one whose data cannot be sent to workers fails with any number of them. The odds that another value works are assumed to
-# be 1 to ALIKE after one such failure, 1 to 2 * ALIKE after two.
+# If one value of a numeric knob fails, most others fail, too. A program that expects batches of one size fails with every other
+# size. A program whose data cannot be sent to workers fails with any number of workers. The odds that another value works are
+# assumed to be 1 to ALIKE after one such failure, 1 to 2 * ALIKE after two.
 ALIKE = 4
 
 
@@ -19,13 +19,13 @@ class Proven:
     """Values, and pairs of values, with which configurations have worked.
 
     Args:
-        worked: measured configurations, the baseline first; the baseline is {} if the others are given as changes to it.
+        worked: measured configurations, the baseline first. If the others are given as changes to the baseline, it is {}.
     """
 
     def __init__(self, worked: Iterable[Mapping[str, Any]] = ()) -> None:
         self.usual: frozenset[Value] | None = None  # the baseline's values
         self.values: set[Value] = set()
-        self.pairs: set[frozenset[Value]] = set()  # pairs that worked together; only of values that the baseline does not have
+        self.pairs: set[frozenset[Value]] = set()  # pairs of values that worked together, neither of them the baseline's
         self._latest: tuple[tuple[int, int, int], FailureModel] | None = None
         for params in worked:
             self.add(params)
@@ -55,8 +55,8 @@ class FailureModel:
 
     A value is proven once a trial with it has worked. A failed trial counts equally against all its unproven values. A value is
     known to fail if it is the only unproven value of a failed trial, and the failed trials with this value share no other value
-    except the baseline's. (If they shared another one, perhaps only the two together fail.) Failures with a value that is known
-    to fail do not count against other values.
+    except the baseline's. (If they shared another value, perhaps only the two together fail.) Failures with a value that is
+    known to fail do not count against other values.
 
     If all values of a failed trial are proven, it counts equally against all pairs of its values that have not worked together,
     leaving out the baseline's values. If there are several such failures, and exactly one pair occurs in all of them, this pair

@@ -131,7 +131,7 @@ class Forecast:
         self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
     def means(self, codes: Codes) -> Means:
-        """Returns the forecasts for configurations without their uncertainty: computing it would take most of the time."""
+        """Returns the forecasts for configurations without their uncertainty, which takes much longer to compute."""
         device, loader = self._sides(codes)
         if self._rest is None:
             return Means(mean=device, device=device, loader=loader)

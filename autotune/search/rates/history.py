@@ -29,7 +29,8 @@ class Seen:
         params: the trial's searched knobs with their values.
         score: what the study maximises; None without a measurement.
         rate: samples per second; None without a measurement.
-        device_rate, loader_rate: D and L; None when unknown.
+        device_rate, loader_rate: samples per second of the device if loading took no time, and of the loader alone; None when
+            unknown.
         is_shared: whether the loader and the step shared cores.
         is_rough: whether its numbers are less certain, because it was stopped early or reached no steady state.
         peak_bytes: peak memory; None when unknown.
@@ -63,7 +64,7 @@ class Seen:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The knobs."""
+        """The keys of `params`."""
         return _interned(tuple(self.params))
 
     @cached_property
@@ -73,7 +74,7 @@ class Seen:
 
 
 class Facts:
-    """What the models need to know about all finished trials. Adding a trial takes the same time however many there are.
+    """What the models need to know about all finished trials. The time to add a trial does not depend on their number.
 
     Attributes:
         trials: the trials.
@@ -222,7 +223,7 @@ class History:
         self.ratios: tuple[float, float] | None = None
 
     def seen(self, study: optuna.Study, *, without: int | None = None) -> Known:
-        """Returns the complete trials, and the running ones except number `without`, which is being proposed."""
+        """Returns the complete trials, and the running ones without trial number `without`, which is being proposed."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         num = self._num_first
         if study.study_name != self._study or (num and trials[num - 1 : num] != [self._last_first]):
@@ -287,7 +288,7 @@ def _by_rate(sorted_before: Sequence[tuple[float, int]], rated: Sequence[Seen]) 
     """Returns (negative rate, place) of each trial, the fastest first; `sorted_before` is the result for the first trials."""
     found = list(sorted_before)
     for place, one in enumerate(rated[len(sorted_before) :], len(sorted_before)):
-        bisect.insort(found, (-(one.rate or 0.0), place))  # in a long study, `sorted` takes as long as hundreds of these
+        bisect.insort(found, (-(one.rate or 0.0), place))  # in a long study, `sorted` takes as long as hundreds of insertions
     return found
 
 

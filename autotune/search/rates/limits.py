@@ -12,7 +12,7 @@ from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import LinearModel
 
-STEP_TIME = "step_p95_s"  # proportional to the samples of an optimizer step / rate; others are learned without such a rule
+STEP_TIME = "step_p95_s"  # proportional to (samples of an optimizer step) / rate; other metrics are learned without a rule
 ACCUMULATION = "step.accumulation"
 
 
@@ -33,11 +33,11 @@ def chances(
         forecast: forecasts the rates.
         coding: the levels of the knobs.
         codes: the configurations.
-        is_held: whether a step has the same samples in every configuration.
+        is_held: whether a step has the same number of samples in every configuration.
     """
 
     def samples(some: Codes) -> Array:
-        """Returns the samples of a step, up to a factor."""
+        """Returns the number of samples of a step, up to a factor."""
         if is_held:
             return np.ones(len(some))
         return coding.numbers(BATCH, some, otherwise=1.0) * coding.numbers(ACCUMULATION, some, otherwise=1.0)

@@ -19,14 +19,14 @@ CLASS_KNOBS = (
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
 # Knobs whose values usually need the same memory, but one value may run out of memory where others do not. For example, if an
-# attention kernel does not accept the inputs, one that keeps the whole score matrix runs instead. If these were class knobs,
-# there would be too few trials per class: on one simulated transformer, 15 % of the trials ran out of memory instead of 2.5 %.
+# attention kernel does not accept the inputs, a kernel that keeps the whole score matrix runs instead. If these were class
+# knobs, a class would have too few trials: on one simulated transformer, 15 % of the trials ran out of memory, not 2.5 %.
 ALLOCATING_KNOBS = ("backend.sdpa", "memory.allocator")
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 HOST_KNOBS = (BATCH, WORKERS, "loader.prefetch_factor")  # larger values need more memory of the host
-MEMORY_KNOBS = (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)  # of a `Peak.kind`
+MEMORY_KNOBS = (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)  # the knobs of `Peak.kind`
 IN_PROCESS = "batches are made in the process"  # class value on a CPU without workers: the loader uses the process's memory
 # Value -> share of a sample's bytes that it is expected to save.
 SPARED = {
@@ -46,12 +46,12 @@ PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and tr
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
 # Below, "the largest own memory" is the largest peak of all trials, on a CPU without PROCESS_BYTES. FIXED_FRAC and FIXED_SPREAD
-# are the prior mean and standard deviation of the share of it that does not grow with the batch.
+# are the prior mean and standard deviation of the share of this memory that does not grow with the batch.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
-# the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0. Its standard
-# deviation is CLASS_FIXED_SPREAD, as a share of the largest own memory. For what a number of threads adds on a CPU (stacks,
-# buffers of the kernels), the standard deviation is at least THREADS_BYTES.
+# the standard deviation CLASS_SPREAD. Each value also adds bytes to the part that does not grow with the batch. They have the
+# prior mean 0 and the standard deviation CLASS_FIXED_SPREAD, as a share of the largest own memory. For the bytes that a number
+# of threads adds on a CPU (stacks, buffers of the kernels), the standard deviation is at least THREADS_BYTES.
 CLASS_SPREAD = 0.2
 CLASS_FIXED_SPREAD = 0.1
 THREADS_BYTES = 40e6
@@ -81,10 +81,10 @@ class Peak:
 class MemoryModel:
     """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
 
-    m cannot be negative, and trials with the same batch size say little about it. So the model averages over many values of m,
-    given as multiples of the largest peak (GROWING). For each value, the other weights are fitted by least squares with priors,
-    and the trials determine how probable the value is. A trial that ran out of memory counts as needing at least all of the
-    memory.
+    m cannot be negative, and trials with the same batch size say little about m. So the model averages over many values of m,
+    given as multiples of the largest peak (GROWING). For each value of m, the other weights are fitted by least squares with
+    priors, and the trials determine how probable the value is. A trial that ran out of memory counts as needing at least all of
+    the memory.
 
     Args:
         peaks: past trials.
@@ -157,7 +157,10 @@ class MemoryModel:
         return [chance >= SAFE_CHANCE for chance in self.chances(configurations).tolist()]
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size in `larger` that safely fits; None if no size does, or all do."""
+        """Returns the largest batch size in `larger` that safely fits; None if no size fits, or if all fit.
+
+        If all fit, it is not known that the largest size fills the memory.
+        """
         safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
         return max(safe) if safe and len(safe) < len(larger) else None
 
@@ -223,7 +226,7 @@ class MemoryModel:
         return marks, fixed, np.array([float(params[BATCH]) for params in configurations]) / self._unit
 
     def _predicted(self, weights: Array, marks: Array, fixed: Array, batches: Array) -> tuple[Array, Array]:
-        """Returns the expected shares [scale, configuration] and their derivatives [scale, configuration, weight].
+        """Returns the expected shares [m, configuration] and their derivatives [m, configuration, weight], for each value of m.
 
         The weights are: the part that does not grow with the batch; what each class value adds to this part; what each other
         value adds to it; and the logarithm of the factor by which each class value multiplies the growing part.
@@ -238,7 +241,7 @@ class MemoryModel:
         return shares, np.concatenate([ones, growing[:, :, None] * marks], axis=2)
 
     def _shares(self, configurations: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
-        """Returns mean and variance of the memory shares that configurations need, [scale, configuration]."""
+        """Returns mean and variance of the memory shares that configurations need, [m, configuration], for each value of m."""
         marks, fixed, batches = self._marks(configurations)
         means, slopes = self._predicted(self._weights, marks, fixed, batches)
         variances = np.einsum("sci,sij,scj->sc", slopes, self._covariances, slopes, optimize=True)
@@ -248,7 +251,7 @@ class MemoryModel:
         return means, variances
 
     def _fit(self, shares: Array, capacity_bytes: float) -> None:
-        """Fits the weights for each scale of the growing part, and computes each scale's probability."""
+        """Fits the other weights for each value of m, and computes the probability of each value."""
         level = float(np.max(shares))
         process = min(self._process_frac, MOST_PROCESS_FRAC * float(np.min(shares)))
         of_trial = level - process

@@ -19,7 +19,7 @@ FACTORS = (
     (0.4, 1.0, 2.5, 6.0),
 )
 DOUBT = 1.0  # prior spread of the factors' natural logarithms, whose prior mean is 0
-BIAS = 2.0  # prior spread of the level, which is almost unknown
+BIAS = 2.0  # prior spread of the level, the model's constant; large, because the level is almost unknown
 JITTER = 1e-9  # added to each variance, so that the Cholesky factor exists
 
 Scales = tuple[float, float, float]  # spreads of effects, of pairs, and of measurements
@@ -68,7 +68,7 @@ class LinearModel:
         self.evidence = -0.5 * float(self._y @ self._solved) - float(np.log(np.diag(self._lower)).sum())
 
     def _factored(self, own: tuple[Array, Array], scales: Scales, relative: Array) -> Array:
-        """Returns the Cholesky factor of the measurements' covariance."""
+        """Returns the Cholesky factor of the measurements' covariance; `own` are the `products` of their features."""
         covariance = self._level_spread**2 + scales[0] ** 2 * own[0] + scales[1] ** 2 * own[1]
         return np.asarray(cholesky(covariance + np.diag((scales[2] * relative) ** 2 + JITTER), lower=True, check_finite=False))
 
@@ -146,7 +146,7 @@ class LinearModel:
         return found
 
     def _spread(self, features: Features) -> Array:
-        """Returns a column for each configuration. Its sum of squares is the prior variance that the measurements explain.
+        """Returns a column for each configuration. The column's sum of squares is the prior variance that measurements explain.
 
         Keeps the latest result if it is for more than one configuration, since forecasts share models.
         """

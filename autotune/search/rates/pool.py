@@ -38,7 +38,7 @@ class Pool:
     def read(self, known: Known) -> None:
         """Reads the trials so far. Encodes only those that earlier calls have not read, since every proposal reads all trials.
 
-        A trial that the last call has read must be passed as the same object again.
+        Trials are recognised by identity: for a trial that the last call has read, `known` must contain the same object.
         """
         if known.earliest is not self._earliest:  # trials of another study
             self._begin(known.earliest)
@@ -59,7 +59,7 @@ class Pool:
         return self._proven
 
     def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
-        """Returns the model of the failures in `known`, which must have been read; assumes that the values `failing` fail."""
+        """Returns the model of the failures in `known`, which `read` must have read; `failing`: values assumed to fail."""
         if failing:
             return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
@@ -95,7 +95,10 @@ class Pool:
 
 
 def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
-    """Returns neighbours and mixtures of the best configurations, two-knob changes of the single best, and random ones."""
+    """Returns neighbours and mixtures of the best configurations, two-knob changes of the single best, and random ones.
+
+    A mixture has each knob's level from a random one of the best. Then one of its knobs is set to a random level.
+    """
     counts = np.array([len(knob.values) for knob in coding.knobs])
     random = rng.integers(0, counts, size=(NUM_RANDOM, len(counts)))
     if not len(best):

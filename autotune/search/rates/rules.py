@@ -11,7 +11,7 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
-    """Parts of the sampler; each can be switched off to measure its contribution."""
+    """Parts of the sampler (see `schema.SearchOptions`). Each can be switched off to measure its contribution."""
 
     decomposition: bool = True
     memory: bool = True
@@ -35,7 +35,7 @@ class Rules:
             where each strengthens the effect of the one before.
         limits: {metric: largest value that a configuration may have}; memory is not among them.
         is_held: whether every step has the samples of `train.global_batch`, because accumulation follows from the batch size.
-        running: returns the running trials that the sampler did not propose. The journal has them only once they have ended.
+        running: returns the running trials that the sampler did not propose. They are in the journal only once they have ended.
     """
 
     active: Callable[[Params], Params] = lambda params: params

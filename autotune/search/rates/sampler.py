@@ -1,4 +1,7 @@
-"""Implements a sampler that learns device rate, loader capacity and memory from trials, and proposes likely improvements."""
+"""Implements a sampler that proposes likely improvements.
+
+From trials, it learns the device rate D, the loader's capacity L (both in samples per second) and the memory.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,13 @@ MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
-MOST_EXAMINED = 5  # at most this many trials, the furthest below their forecast, are forecast again from the other trials alone
+MOST_EXAMINED = 5  # number of trials, those furthest below their forecast, that are forecast again from the other trials
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; from 200 trials on, whenever their number has grown by REFIT_TIMES."""
+    """A model that is fitted again after each trial; from 200 trials on, once their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -132,7 +135,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size in `larger` that safely fits; None if none or all do, or without the memory model."""
+        """Returns the largest of some batch sizes that safely fits, see `MemoryModel.fills`; None without the memory model."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)

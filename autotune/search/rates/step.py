@@ -23,7 +23,9 @@ from autotune.search.rates.supposition import Supposition
 from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
-NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
+# Number of candidates that are examined closely: of those that may be tried ("open", see `Rules.is_open`), the ones with the
+# largest expected gains.
+NUM_OPEN = 60
 NUM_BEST_TO_COMPILE = 3  # a candidate that needs a compilation must resemble one of this many best, see `_is_worth_compiling`
 # Of the candidates with at least this share of the largest gain per cost, the one with the fewest changes is chosen.
 NEAR_FRAC = 0.5
@@ -37,8 +39,8 @@ RISK_GAIN = 0.02
 # improvement is several times too high, because the forecasts are too uncertain there.
 STOP_IMPROVEMENT = 0.02
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
-# On a GPU, larger batches are rarely slower. So the gain of a smaller one is multiplied by this if only its uncertainty makes
-# it promising, see `_are_needlessly_small`. What it adds to the expected improvement that ends a search is multiplied, too.
+# On a GPU, larger batches are rarely slower. So if only uncertainty makes a smaller batch promising, its gain is multiplied by
+# this factor, see `_are_needlessly_small`. The factor also applies to its part in the improvement that decides when to stop.
 SMALL_BATCH = 0.1
 SMALL_BATCH_GAIN = 0.01  # a smaller batch that is expected to be faster by this, in logarithms, is not needless
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
@@ -61,8 +63,9 @@ class Proposed:
     Attributes:
         params: the configuration; {} if the fallback chooses it.
         why: one line on why it is proposed.
-        expected_improvement: by how much the best open candidate is expected to exceed the best so far, a fraction; None when
-            unknown. If many candidates may each be a little better, it is larger than the expected gain of any one of them.
+        expected_improvement: by how much the rate of the best open candidate is expected to exceed that of the best trial so
+            far, a fraction; None when unknown. If many candidates may each be a little better, the expected improvement is
+            larger than the expected gain of any one of them.
         is_fallback: whether another sampler proposes.
     """
 
@@ -79,7 +82,7 @@ class _Reference:
     Attributes:
         codes: its codes, in one row.
         mean: its expected rate, in logarithms.
-        sides: the sides whose cost slows it down noticeably, the bottleneck first.
+        sides: the sides (device, loader) whose cost slows the configuration down noticeably, the bottleneck first.
     """
 
     codes: Codes
@@ -173,8 +176,8 @@ class Step:
         num_changes = {place: int((codes[place] != reference.codes[0]).sum()) for place in near}
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
         if self._options.cost:
-            # Of several compilations of one configuration, the one that gains most per second comes first: a cheap one shows
-            # how much an expensive one can still add.
+            # Of candidates that differ only in their compilation, the one that gains most per second comes first: a cheap
+            # compilation shows how much an expensive one can still add.
             others, columns = [place for place in near if num_changes[place] == num_changes[chosen]], self._plain_columns
             alike = [place for place in others if (codes[place][columns] == codes[chosen][columns]).all()]
             chosen = max(alike, key=lambda place: gains[place] / cost[place] ** (1 / COST_POWER))
@@ -192,7 +195,7 @@ class Step:
     def _are_needlessly_small(self, codes: Codes, means: Array, reference: _Reference) -> NDArray[np.bool_]:
         """Whether each configuration has a smaller batch than the best so far, on a GPU, without a reason.
 
-        A reason is that it is expected to be faster than with the larger batch, or that the larger batch may not fit.
+        It is a reason if the configuration is expected to be faster with the smaller batch, or if the larger one may not fit.
         """
         found = np.zeros(len(codes), dtype=bool)
         place = next((place for place, knob in enumerate(self._coding.knobs) if knob.key == BATCH and knob.is_ordered), None)
@@ -207,7 +210,7 @@ class Step:
         return found
 
     def _wanted(self, best: Codes) -> tuple[Codes, Array]:
-        """Returns the new candidates that may work, and for each one the result of `_chances_to_work`.
+        """Returns the new candidates that may work, and the probability that each one works and keeps within the limits.
 
         Candidates that need a compilation are included only if they are worth it.
         """
@@ -219,7 +222,7 @@ class Step:
         return codes[is_wanted], works[is_wanted]
 
     def _promising_failures(self, best: Codes) -> Codes:
-        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if above that of the best.
+        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if higher than the best's.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
         for both. It differs from the best so far in several knobs, so it is not among the neighbours of the best.
@@ -300,7 +303,7 @@ def _are_among(codes: Codes, others: Codes, columns: Sequence[int]) -> NDArray[n
 
 
 def calibration(codes: Codes, tried: Codes) -> Array:
-    """Returns what to multiply the model's spread of each configuration's rate by, given the configurations that were tried."""
+    """Returns a factor for the model's spread of each configuration's rate; `tried` are the configurations of the trials."""
     num_changes = (codes[:, None, :] != tried).sum(axis=2).min(axis=1)
     return np.asarray(CALIBRATION[np.minimum(num_changes, len(CALIBRATION) - 1)])
 

@@ -1,4 +1,7 @@
-"""Computes what the models see of configurations: features, usual rates, and the number of processes."""
+"""Computes what the models see of configurations: features, usual rates, and the number of processes.
+
+D is the rate of the device if loading took no time, L the rate of the loader alone, both in samples per second.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from autotune.search.rates.regime import Machine, shared_frac
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
-# How much a knob may affect each side: 1 for the side that it belongs to, ELSEWHERE for the other side. Loader knobs belong to
-# the loader, all others to the device. ON_BOTH lists exceptions: (device, loader).
+# How much a knob may affect each side, device and loader: 1 for the side that it belongs to, ELSEWHERE for the other side.
+# Loader knobs belong to the loader, all others to the device. ON_BOTH lists exceptions: knob -> (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-# Usual spreads of the residual, as in `model.USUAL`. If they were 0, neighbours of the best would be dropped too soon.
+# Usual spreads, as in `model.USUAL`, of the residual: the part of the log rate that D and L do not explain. If they were 0,
+# neighbours of the best would be dropped too soon.
 REST_USUAL = (0.08, 0.05, 0.03)
 # Prior spread of the logarithm of the share that `regime.CROWDED` estimates: shares of 0.5 to 1 were observed.
 CROWDING_SPREAD = 0.3
@@ -55,7 +59,7 @@ class Views:
         self._latest: dict[str, deque[tuple[Codes, Any]]] = {}
 
     def features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side, or of the residual (REST), which depends on shared cores as well."""
+        """Returns the features for the model of a side, or of the residual (REST), with one more column for shared cores."""
         return self._once(side, codes, lambda: self._features(side, codes))
 
     def usual_device(self, codes: Codes) -> Array:
