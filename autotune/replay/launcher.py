@@ -198,6 +198,7 @@ def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -
 
 class _Over(Running):
     """A trial that has already ended."""
+
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
 
@@ -213,6 +214,7 @@ class _Over(Running):
 
 class _Later(_Over):
     """A trial that ends when the simulated clock reaches `due_s`."""
+
     def __init__(self, ended: Ended, clock: VirtualClock, due_s: float) -> None:
         super().__init__(ended)
         self._clock, self._due_s = clock, due_s

@@ -26,7 +26,7 @@ from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
-from autotune.records import StudyRecord, Summary, TrialRecord
+from autotune.records import StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, FULL, StudyFolder, is_study
 from autotune.space import ResolvedSpace, resolve
 from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing

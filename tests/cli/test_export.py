@@ -132,7 +132,9 @@ def test_env_file_that_sets_nothing_says_so_and_names_the_complete_format(cli):
 def test_closed_standard_output_is_refused_if_it_is_to_get_the_text(cli, words, status):
     make_study(cli.cwd / "runs")
     line = f'exec "$0" -m autotune {words} >&-'
-    ended = subprocess.run(["sh", "-c", line, sys.executable], cwd=cli.cwd, env=cli.environment, stderr=subprocess.PIPE, text=True)
+    ended = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=cli.cwd, env=cli.environment, stderr=subprocess.PIPE, text=True
+    )
     assert ended.returncode == status, ended.stderr
     assert ("--output: standard output is closed" in ended.stderr) is (status == 2)
 
