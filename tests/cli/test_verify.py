@@ -203,7 +203,7 @@ def test_more_time_is_not_advised_if_there_is_nothing_to_compare():
 def test_words_typed_with_a_plus_take_precedence_over_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = {"settings": {"model.name": "resnet18", "model.image_size": 48, "data.name": "photos"}, "speedup": {"ratio": 1.5}}
-    Path("best.yaml").write_text(yaml.safe_dump({"threads": {"intra": 1}, "provenance": said}))
+    Path("best.yaml").write_text("# @package _global_\n" + yaml.safe_dump({"threads": {"intra": 1}, "provenance": said}))
     seen = []
 
     def create(runs, _):
