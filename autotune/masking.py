@@ -56,7 +56,7 @@ _SCALAR = re.compile(
 _BARE = re.compile(r"[\d.eE+-]+|null|true|false")  # a value that needs no quotes, or a part of such a number
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
-_ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([-+]{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 # A value that is no secret, whatever its key: hub_token=null, --token-dropout 0.1.
 _SWITCH = re.compile(r"true|false|null|none|\d{1,2}|-?\d{0,2}\.\d{1,5}|-?\d(?:\.\d+)?e[+-]?\d{1,3}", re.IGNORECASE)
 # Keys of a trial's evidence that hold dictionaries from path to value. A path such as out_token/model is not a secret's name.

@@ -112,6 +112,12 @@ def test_argument_lists_are_masked_word_by_word():
     assert Secrets().words(["bash", "-c", "cd x; TOKEN=abc python t.py"]) == ["bash", "-c", "cd x; TOKEN=*** python t.py"]
 
 
+def test_secrets_of_keys_typed_with_a_plus_are_masked_whole():
+    words = ["+env.DB_PASSWORD=two words", "++env.MY_TOKEN=abc"]
+    assert Secrets().words(words) == ["+env.DB_PASSWORD=***", "++env.MY_TOKEN=***"]
+    assert Secrets.known({}, words).text("it is two words") == "it is ***"
+
+
 def test_switches_and_small_numbers_are_no_secrets_whatever_their_key():
     assert not is_secret("USE_TOKEN", "true")
     assert is_secret("USE_TOKEN", "truest")

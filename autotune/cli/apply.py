@@ -127,7 +127,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     from autotune.config.command import user_command
 
     if overrides:
-        key, got = overrides[0].partition("=")[0], f"got {shown(overrides[0])} with a command"
+        key, got = overrides[0].lstrip("+").partition("=")[0], f"got {shown(overrides[0])} with a command"
         raise BadInput(f"{key}: can only be set for a recipe, {got}. Arguments of the program go after `--`.")
     if not command:
         raise BadInput(f"COMMAND: nothing after '--', got no command. Give the training command: {EXAMPLE}.")

@@ -81,7 +81,7 @@ def doctor(
 def _folder(overrides: Sequence[str], data: str | None) -> str | None:
     folders = [data] if data is not None else []
     for text in overrides:
-        key, _, value = text.partition("=")
+        key, _, value = text.lstrip("+").partition("=")
         if key != DATA_ROOT or "=" not in text:
             raise BadInput(
                 f"{key}: doctor does not use this key, got {text!r}. {one_of(key, [DATA_ROOT])} Give {DATA_ROOT}=DIR."

@@ -103,7 +103,7 @@ class Place:
 
 
 def prune(asked: Asked, *, as_json: bool) -> int:
-    """Prints what can be removed, and removes it with --yes.
+    """Prints what can be removed, and removes it with --yes. Returns 2 if something that was asked for could not be removed.
 
     Raises:
         BadInput: there is no such study, it is a link or in use, or the age is malformed.
@@ -120,7 +120,7 @@ def prune(asked: Asked, *, as_json: bool) -> int:
         print_json({"is_removed": asked.is_meant, "bytes": total, "found": found, "kept": kept, "failed": said})
     else:
         _print(places, kept, failed, asked)
-    return BadInput.exit_code if failed else 0
+    return BadInput.exit_code if failed or (asked.studies and kept) else 0
 
 
 def sizes(path: Path) -> tuple[int, int]:

@@ -33,7 +33,8 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     folder = chosen(runs, name)
     study = _study(folder)
     if study.verifies and overrides:
-        key, instead = overrides[0].partition("=")[0], "Leave it out, or verify the file again with --rounds N or --minutes M."
+        key = overrides[0].lstrip("+").partition("=")[0]
+        instead = "Leave it out, or verify the file again with --rounds N or --minutes M."
         raise BadInput(f"{key}: has no effect on a verification, got {overrides[0]!r}. {instead}")
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
         return _print_complete(folder, summary, as_json=as_json)
@@ -49,7 +50,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     composed = recorded(study, folder.config_file, overrides, is_alone=is_alone)
     check_cwd(study)
     if summary and overrides and not study.recording:
-        has_trials = any(word.startswith("study.budget.trials=") for word in overrides)
+        has_trials = any(word.lstrip("+").startswith("study.budget.trials=") for word in overrides)
         _check_budget(composed.config.study.budget, summary, has_trials=has_trials)
     if study.recording:
         from autotune.cli import record

@@ -175,8 +175,8 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     from autotune.config.overrides import RECIPE_KEYS
 
     has_command = asked.command is not None
-    models = ("model=", "model.name=", "model.factory=")
-    names_recipe = claim.is_recipe or any(word.startswith(models) for word in asked.overrides)
+    keys = [word.lstrip("+").partition("=")[0] for word in asked.overrides]
+    names_recipe = claim.is_recipe or not {"model", "model.name", "model.factory"}.isdisjoint(keys)
     if not has_command and not names_recipe:
         raise no_command(claim.file, typed_command(claim))
     if not has_command:
@@ -184,9 +184,9 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     composed = compose(
         asked.overrides,
         command=asked.command,
-        runs_dir=None if any(word.startswith("runs_dir=") for word in asked.overrides) else str(asked.runs),
+        runs_dir=None if "runs_dir" in keys else str(asked.runs),
         facts=facts,
-        document=claim.document(without=RECIPE_KEYS if has_command else [word.partition("=")[0] for word in asked.overrides]),
+        document=claim.document(without=RECIPE_KEYS if has_command else keys),
     )
     composed.name = composed.config.study.name or _name(claim, Path(claim.file).stem)
     if twice := sorted(composed.space.pinned.keys() & claim.changed.keys()):

@@ -149,7 +149,13 @@ def _value(key: str, raw: Any) -> KnobValue:
         raise BadInput(
             f"{key}: a secret that is masked in the file, got {shown(raw)}. Remove it from a copy of the file. {_set_here(key)}"
         )
-    return value_of(knob(key), text, ANYWHERE)
+    value, kind = value_of(knob(key), text, ANYWHERE), knob(key).type
+    # `autotune run` reads a file's values through OmegaConf, which is stricter.
+    if kind is int and isinstance(text, float):
+        raise BadInput(f"{key}: wrong type, got {shown(raw)}. Allowed: a whole number. Write it as {value}.")
+    if kind is bool and isinstance(text, str) and text != text.strip():
+        raise BadInput(f"{key}: wrong type, got {shown(raw)}. Allowed: true or false. Leave the spaces out.")
+    return value
 
 
 def _missing_secrets(secret: list[str], knobs: Knobs, path: Path) -> list[str]:

@@ -79,7 +79,7 @@ class Claim:
         Raises:
             BadInput: the command line does not name all of this code.
         """
-        named = {word.partition("=")[0] for word in overrides}
+        named = {word.lstrip("+").partition("=")[0] for word in overrides}
         absent = [(key, reference) for key, reference in self.parts.items() if key not in named]
         if absent:
             raise BadInput(

@@ -320,7 +320,8 @@ def _written(raw: DictConfig, key: str) -> Any:
 
 def _device_kind(overrides: Sequence[str]) -> str:
     """Returns `device.kind` from the command line. Domains are checked against the device before there is a configuration."""
-    said = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "device.kind"]
+    pairs = [word.lstrip("+").partition("=") for word in overrides]
+    said = [value for key, _, value in pairs if key == "device.kind"]
     return said[-1] if said else "auto"
 
 

@@ -159,6 +159,7 @@ def parse(text: str) -> Override:
         raise BadInput(f"{shown(key)}: no such key, it has {len(key)} characters, got {shown(value)}. Give KEY=VALUE.")
     if not KEY.fullmatch(key):
         raise BadInput(f"{shown(text)}: no key before the '=', or a key with characters that keys cannot have. Give KEY=VALUE.")
+    key = key.lstrip("+")
     if key in options("model", [folder("conf")]) and not equals:
         raise BadInput(f"{shown(text)}: not KEY=VALUE, there is no '='. Write model={key}.")
     if not equals and not key.startswith("~"):

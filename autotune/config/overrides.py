@@ -74,9 +74,9 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
     if problem := _command_before_dashes(overrides):
         result.problems.append(problem)
         overrides = [typed for typed in overrides if "=" in typed]
-    choices = [at for at, typed in enumerate(overrides) if typed.startswith("model=")]
+    choices = [at for at, typed in enumerate(overrides) if typed.lstrip("+").startswith("model=")]
     for at, typed in enumerate(overrides):
-        if at in choices[:-1] and typed.partition("/")[1]:  # model=LIBRARY/NAME sets two keys; a later model= replaces both
+        if at in choices[:-1] and _library_of(typed):  # model=LIBRARY/NAME sets two keys; a later model= replaces both
             continue
         try:
             for text in _of_library(typed):
@@ -107,11 +107,19 @@ def names_a_recipe(text: str) -> bool:
     return not equals or key == "model" or (key not in LEAVES and nearest(key, [*CONFIG_GROUPS, *LEAVES])[0] == "model")
 
 
+def _library_of(text: str) -> tuple[str, str] | None:
+    """Returns (LIBRARY, NAME) of an override model=LIBRARY/NAME; None for any other word."""
+    key, _, value = text.lstrip("+").partition("=")
+    source, slash, name = value.partition("/")
+    return (source, name) if key == "model" and slash and source in LIBRARIES else None
+
+
 def _of_library(text: str) -> list[str]:
     """Returns the overrides that model=timm/NAME and model=torchvision/NAME expand to; any other word unchanged."""
-    source, slash, name = text.removeprefix("model=").partition("/")
-    if not slash or source not in LIBRARIES or not text.startswith("model="):
+    found = _library_of(text)
+    if found is None:
         return [text]
+    source, name = found
     if not name:
         raise BadInput(f"model: the name of the {source} model is missing, got {shown(text)}. Give model={source}/NAME.")
     return [LIBRARIES[source], f"model.name={name}"]
@@ -135,7 +143,7 @@ def _place(text: str, result: Split, folders: list[Path], host_context: HostCont
     elif key in CONFIG_GROUPS or "/" in key:
         _check_group(key, override.value(), text, folders)
         _drop_earlier_choices(key, result)
-        result.hydra.append(text)
+        result.hydra.append(text.lstrip("+"))  # Hydra takes no `+` before a group that has a default
     else:
         _check_value(override, host_context)
         result.hydra.append(f"{key}={_as_typed(key, override.value(), text.partition('=')[2])}")  # `+` and `++` change nothing

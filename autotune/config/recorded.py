@@ -108,7 +108,7 @@ def _without_removed(document: dict[str, Any], schema: DictConfig) -> dict[str, 
 
 def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:
     """Applies KEY=VALUE; returns what is wrong with it, or ""."""
-    key, equals, text = word.partition("=")
+    key, equals, text = word.lstrip("+").partition("=")
     if not equals:
         return f"KEY=VALUE: no value, got {word!r}. Give one: {changeable[0]}=16."
     if key not in changeable:

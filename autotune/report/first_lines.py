@@ -11,6 +11,7 @@ from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
 from autotune.report.verdict import (
     advice_of,
+    has_no_choice,
     has_winner,
     is_undecided,
     more_time,
@@ -103,6 +104,8 @@ def _next(study: Study) -> FirstLine:
         lead = "use the best settings in the real run"
     elif summary.get("status") == "failed":
         lead = "make the program train, then start again"
+    elif has_no_choice(summary):
+        lead = "start a study with more values to try: there was nothing to compare"
     elif not is_compared(summary) and more_time(summary):
         lead = "give the study more time: nothing was compared yet"
         commands = [f"autotune resume {study.name}{more_time(summary)}"]

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from autotune.export.claims import speedup_of
+from autotune.export.claims import SPACE, is_compared, speedup_of
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.masking import is_masked
 from autotune.plain_text import one_line, shell_word
@@ -26,6 +26,10 @@ MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the 
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
 ASKED = re.compile(r"give study\.budget\.minutes=(\d+) at least")  # from the reason if no trial fitted into the budget
 SETTLED = "The program already runs about as well as it can with these knobs."
+NO_CHOICE = (
+    "There was nothing to compare: no knob of the search space has a value here besides the program's own. Start a new study "
+    "with more values, KEY=choice(A,B), or with another search_space"
+)
 
 
 def has_winner(summary: Summary) -> bool:
@@ -36,6 +40,14 @@ def has_winner(summary: Summary) -> bool:
 def is_undecided(summary: Summary) -> bool:
     """Whether the baseline was kept because the measurements of a complete study could not tell it from the best."""
     return summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not has_winner(summary)
+
+
+def has_no_choice(summary: Summary) -> bool:
+    """Whether a complete study had nothing to search: no knob has a value to try besides the baseline's."""
+    identity = summary.get("identity")  # names the searched knobs as soon as the baseline is measured
+    is_search = summary.get("status") == "complete" and not (summary.get("verification") or summary.get("recording"))
+    is_empty = isinstance(identity, dict) and bool(identity) and not any(name.startswith(SPACE) for name in identity)
+    return is_search and is_empty and not is_compared(summary)
 
 
 def next_commands(summary: Summary, path: Path) -> list[str]:
@@ -66,8 +78,10 @@ def _ui_command(path: Path) -> list[str]:
 def more_time(summary: Summary) -> str:
     """Returns the overrides that double a study's budget, or give more minutes if the search asked for more.
 
-    For example " study.budget.minutes=16", " study.budget.trials=20"; "" if the study has no budget.
+    For example " study.budget.minutes=16", " study.budget.trials=20"; "" if the study has no budget or nothing to search.
     """
+    if has_no_choice(summary):
+        return ""
     asked = ASKED.search(str(summary.get("reason") or ""))
     least = int(asked[1]) if asked else 0
     words = f" study.budget.minutes={max(least, math.ceil(summary['budget_s'] / 30))}" if summary.get("budget_s") else ""
@@ -77,12 +91,13 @@ def more_time(summary: Summary) -> str:
 def objective_lines(summary: Summary) -> list[str]:
     """Returns notes on the ratio.
 
-    They name a baseline that violates a constraint, what looked faster and failed, the ratio without training changes, and
-    after how much training a slower start pays off.
+    They name a search space without a choice, a baseline that violates a constraint, what looked faster and failed, the ratio
+    without training changes, and after how much training a slower start pays off.
     """
-    baseline = summary.get("baseline") or {}
+    baseline, empty = summary.get("baseline") or {}, NO_CHOICE if has_no_choice(summary) else ""
     barred = f"The unchanged program cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
-    return [line for line in (barred, failed_text(summary), same_training_text(summary), break_even_text(summary)) if line]
+    said = (empty, barred, failed_text(summary), same_training_text(summary), break_even_text(summary))
+    return [line for line in said if line]
 
 
 def failed_text(summary: Summary) -> str:

@@ -63,6 +63,7 @@ def test_unusable_file_is_refused_in_one_line(name, capsys):
         (["--", "no-such-program"], "COMMAND: no such program, got 'no-such-program'"),
         (["--", "python", "gone.py"], "COMMAND: no such script, got 'gone.py'"),
         (["threads.intra=1", *PYTHON], "threads.intra: can only be set for a recipe, got 'threads.intra=1'"),
+        (["+threads.intra=1", *PYTHON], "threads.intra: can only be set for a recipe, got '+threads.intra=1'"),
         (["--", "python", "-c", "pass", "{loader.sise}"], "COMMAND: no such placeholder"),
     ],
 )

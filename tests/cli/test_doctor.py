@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from autotune.cli.doctor import doctor, printable
+from autotune.errors import BadInput
 from autotune.machine.checks import Finding, Status
 
 NVML = """
@@ -125,3 +126,8 @@ def test_torch_beside_autotune_does_not_count_as_the_torch_of_another_interprete
     assert doctor([], data=None, python=str(python), as_json=True) == 3
     (torch,) = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["name"] == "torch"]
     assert torch["found"].startswith("none in ")
+
+
+def test_data_folder_typed_with_a_plus_is_the_one_that_is_checked():
+    with pytest.raises(BadInput, match=r"^data\.root: no such folder, got ''"):
+        doctor(["+data.root="], data=None, python=None, as_json=False)

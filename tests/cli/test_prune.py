@@ -13,8 +13,10 @@ import pytest
 
 from autotune.cli import prune
 from autotune.cli.main import main
+from autotune.owner import held
 from autotune.quantities import bytes_text
 from autotune.run_dir import StudyFolder
+from autotune.trackers.store import LOCK_FILE
 from tests.cli.conftest import Cli
 from tests.faults.quick_study import QuickStudy, kill, measured
 from tests.support.studies import make_study
@@ -152,6 +154,17 @@ def test_study_that_holds_what_a_program_has_put_there_is_not_removed(cli, tmp_p
     shutil.move(folder.path / "exp", tmp_path)
     assert cli("prune", "train", "--yes").returncode == 0
     assert not folder.path.exists()
+
+
+def test_named_study_that_another_process_holds_is_not_called_removed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lock = filled(Path("runs")).path / LOCK_FILE
+    lock.touch()
+    with held(lock):  # as `autotune sync` does
+        assert main(["prune", "resnet18", "--yes"]) == 2
+        assert main(["prune", "--older-than", "0d", "--yes"]) == 0, "no study was named"
+    assert "left alone  resnet18: another process is working on it" in capsys.readouterr().out
+    assert main(["prune", "resnet18", "--yes"]) == 0
 
 
 def test_study_that_cannot_be_removed_does_not_count_as_removed(tmp_path, monkeypatch, capsys):

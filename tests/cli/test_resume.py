@@ -42,3 +42,10 @@ def test_a_recording_is_continued_quietly_if_asked_to(interrupted, monkeypatch):
     monkeypatch.setattr("autotune.cli.record.carry_out", lambda *_, **options: asked.append(options["is_quiet"]) or 0)
     assert main(["resume", "resnet18", "--quiet"]) == 0
     assert asked == [True]
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_number_of_trials_that_are_used_up_is_refused(interrupted, capsys, plus):
+    interrupted()
+    assert main(["resume", "resnet18", f"{plus}study.budget.trials=1"]) == 2
+    assert "study.budget.trials: 5 trials are already used, got 1" in capsys.readouterr().err

@@ -185,6 +185,20 @@ def test_study_without_a_comparison_asks_for_more_time(folder, tmp_path):
     )
 
 
+def test_study_with_nothing_to_search_asks_for_more_values(folder):
+    summary = {**folder.read_summary(), "speedup": NOTHING, "identity": {"machine.num_cores": 2}}
+    summary |= {"best": {**summary["baseline"], "overrides": {}}, "trials": summary["trials"][:1], "attribution": []}
+    said = lines(summary, folder.path)
+    assert not any(" resume " in line for line in said)
+    assert sum(line.startswith("note  There was nothing to compare: ") for line in said) == 1
+    following = first_lines(Study(folder=folder, summary=summary))[2]
+    assert following.lead.startswith("start a study with more values")
+    assert not following.commands
+    summary["identity"] |= {"space.precision.amp": {"choice": ["off", "bf16"]}}
+    assert any(" resume " in line for line in lines(summary, folder.path))
+    assert first_lines(Study(folder=folder, summary=summary))[2].lead.startswith("give the study more time")
+
+
 def test_next_command_trains_the_user_program_with_the_winner(folder, tmp_path):
     summary = {**folder.read_summary(), "command": ["python", "my train.py", "--size", "{loader.batch_size=8}"]}
     where = f"{folder.name} --runs-dir {tmp_path / 'runs'}"

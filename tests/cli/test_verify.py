@@ -6,11 +6,13 @@ import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from autotune.cli.main import main
 from autotune.cli.run import judge
 from autotune.cli.verify import Asked, verify
 from autotune.compare.verify import NOTHING
@@ -196,3 +198,22 @@ def test_more_time_is_not_advised_if_there_is_nothing_to_compare():
     found["reason"] = f"the program already runs with all of the file's settings, {NOTHING}"
     with pytest.raises(NotMeasured, match=r"settings, so there is nothing to compare\.$"):
         judge(found)
+
+
+def test_words_typed_with_a_plus_take_precedence_over_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = {"settings": {"model.name": "resnet18", "model.image_size": 48, "data.name": "photos"}, "speedup": {"ratio": 1.5}}
+    Path("best.yaml").write_text("# @package _global_\n" + yaml.safe_dump({"threads": {"intra": 1}, "provenance": said}))
+    seen = []
+
+    def create(runs, _):
+        seen.append(runs)
+        raise BadInput("enough")
+
+    def inputs(composed, *_):
+        seen.append((composed.config.model.name, composed.config.model.image_size == 48))
+
+    monkeypatch.setattr("autotune.cli.verify.create", create)
+    monkeypatch.setattr("autotune.cli.verify.inputs_to_verify", inputs)
+    assert main(["verify", "best.yaml", "++runs_dir=elsewhere", "+model=resnet50"]) == 2
+    assert seen == [("resnet50", False), Path("elsewhere")]

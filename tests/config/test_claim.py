@@ -91,6 +91,7 @@ def test_code_named_in_a_file_must_be_given_on_the_command_line(read, summary):
         "If it is the right code, add model.factory=my:model."
     )
     claim.check_parts(["train.step=my:other", "model.factory=my:model"])
+    claim.check_parts(["+train.step=my:other", "++model.factory=my:model"])
 
 
 def test_words_of_the_user_take_precedence_over_the_file(read, summary):

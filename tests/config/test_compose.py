@@ -23,6 +23,7 @@ from autotune.config.recipe import TRIAL_EPOCHS
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE
+from autotune.machine import host_context
 from autotune.records import Tier
 from autotune.space import Choice, IntInterval, resolve
 from tests.compositions import in_full, yaml_in_full, yaml_of
@@ -317,6 +318,25 @@ def test_numbers_in_a_file_that_only_yaml_reads_so_are_refused(refused, tmp_path
     assert problem in said
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("loader: {batch_size: 1.0e+3}", "loader.batch_size: wrong type, got 1000.0. Allowed: a whole number"),
+        ("loader: {num_workers: 2.0}", "loader.num_workers: wrong type, got 2.0. Allowed: a whole number"),
+        ("loader: {pin_memory: ' on '}", "loader.pin_memory: wrong type, got ' on '. Allowed: true or false"),
+    ],
+)
+def test_values_in_a_file_are_refused_alike_by_run_and_apply(refused, tmp_path: Path, line: str, problem: str) -> None:
+    """`apply` took them."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "best.yaml").write_text(f"# @package _global_\n{line}\n")
+    (said,) = refused("+mine=best", config_dirs=[tmp_path])
+    assert problem in said
+    with pytest.raises(BadInput) as caught:
+        read_best(tmp_path / "mine" / "best.yaml")
+    assert [found.startswith(problem) for found in caught.value.problems] == [True]
+
+
 def test_leading_zeros_in_a_file_mean_the_same_as_on_the_command_line(make, tmp_path: Path) -> None:
     """YAML 1.1 reads 016 as 14."""
     (tmp_path / "mine").mkdir()
@@ -339,6 +359,41 @@ def test_last_of_several_models_is_the_one_that_is_tuned(make, words: tuple[str,
     """The name of the first one was kept."""
     model = make(*words).config.model
     assert (model.source, model.name) == (source, name)
+
+
+@pytest.mark.parametrize("word", ["+model=resnet50", "++model=resnet50", "+model=torchvision/resnet50"])
+def test_model_typed_with_a_plus_is_the_one_that_is_tuned(make, word: str) -> None:
+    assert make(word).config.model.name == "resnet50"
+    assert make(word, "model=resnet18").config.model.name == "resnet18"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("model=tim/vit_tiny", "model=resnet18"), ("model=resnt18", "model=resnet18"), ("data=fotos", "data=photos")],
+)
+def test_unknown_choice_is_refused_even_if_a_later_word_replaces_it(refused, wrong: str, right: str) -> None:
+    """`model=tim/vit_tiny` was left out, as a known library is."""
+    key, _, value = wrong.partition("=")
+    (said,) = refused(wrong, right)
+    assert said.startswith(f"{key}: no such {key}, got {value!r}.")
+
+
+def test_device_typed_with_a_plus_is_known_before_values_are_checked(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(*facts: Any, device: str, **more: Any) -> HostContext:
+        asked.append(device)
+        return host_context(*facts, device=device, **more)
+
+    monkeypatch.setattr("autotune.config.compose.host_context_of", noted)
+    make("device.kind=auto", "++device.kind=cpu")
+    assert set(asked) == {"cpu"}
+
+
+def test_misspelt_domain_typed_with_a_plus_is_corrected(refused) -> None:
+    (said,) = refused("+loader.num_workers=choise(1,2)")
+    assert said.startswith("loader.num_workers: not a value in Hydra's grammar")
+    assert said.endswith("Values to try are written loader.num_workers=choice(1,2).")
 
 
 def test_command_line_overrides_an_exported_file(make, runs: Path) -> None:

@@ -80,6 +80,8 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_refused(kept):
     _, after = kept(change=["study.budget.minutes=16.5", "study.budget.trials=40"])
     assert (after.config.study.budget.minutes, after.config.study.budget.trials) == (16.5, 40)
     assert "minutes: 16.5" in after.yaml
+    _, after = kept(change=["+study.budget.minutes=16.5", "++study.budget.trials=40"])
+    assert (after.config.study.budget.minutes, after.config.study.budget.trials) == (16.5, 40)
     _, after = kept(change=["study.budget.minutes=null"])
     assert after.config.study.budget.minutes is None
     words = ["study.seed=3", "loader.num_workers=2", "study.budget.trials=[1]", "nonsense"]

@@ -2,6 +2,7 @@ import pytest
 
 from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
+from autotune.report.verdict import has_no_choice, more_time
 from autotune.study.proposals import EXHAUSTED
 from autotune.study.search_budget import OUT_OF_TIME, OUT_OF_TRIALS, TOO_DEAR
 from tests.study.conftest import RATES
@@ -29,6 +30,15 @@ def test_every_point_of_a_tiny_space_is_measured_then_the_search_ends(bench, tin
     assert len(searched(study)) == 4
     assert f"The search is over: {EXHAUSTED}." in study.listener.named("notice")
     assert summary["seconds"]["total"] < 30 * 60, "the study does not wait for the rest of the budget"
+
+
+def test_study_with_nothing_to_search_is_not_told_to_take_more_time(bench, tmp_path):
+    own = bench(Surface()).run()["baseline"]["knobs"]["loader.batch_size"]
+    (tmp_path / "space.yaml").write_text(f"loader.batch_size: [{own}]\n")
+    summary = bench(Surface(), f"search_space={tmp_path / 'space.yaml'}").run()
+    assert (summary["reason"], len(summary["trials"])) == (EXHAUSTED, 1)
+    assert has_no_choice(summary)
+    assert more_time(summary) == ""
 
 
 def test_every_point_of_a_small_space_is_found_before_it_counts_as_used_up(bench, tmp_path):
