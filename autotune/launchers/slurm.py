@@ -31,7 +31,7 @@ from autotune.errors import BadInput
 from autotune.launchers.base import Slot
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command
 from autotune.launchers.local import Graces
-from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
+from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.slurm_cancel import (
     BEGIN_S,
     NAME,
@@ -47,6 +47,7 @@ from autotune.launchers.slurm_cancel import (
     settle,
 )
 from autotune.launchers.transport import Transport
+from autotune.launchers.tuner_files import lock, own_prefix
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from autotune.launchers.remote import is_free, left_by_killed
+from autotune.launchers.tuner_files import is_free, left_by_killed
 from autotune.launchers.user_files import NOTES
 from autotune.quantities import seconds_text
 
