@@ -28,7 +28,7 @@ class Watched:
 
 
 def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
-    """Returns a launch as JSON. `spec.end_s` becomes seconds after `now_s`, because machines have different monotonic clocks."""
+    """Returns a launch as JSON. `spec.end_s` becomes seconds after `now_s`, since monotonic clocks differ between machines."""
     raw = dataclasses.asdict(dataclasses.replace(launch, folder=Path(os.path.abspath(launch.folder))))
     raw["folder"] = str(raw["folder"])
     if launch.spec.end_s is not None:

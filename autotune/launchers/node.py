@@ -71,7 +71,7 @@ DEVICE_VARIABLES = (
 SLURM_JOB, RAY_JOB = "SLURM_JOB_ID", "RAY_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, RAY_JOB)  # each holds the engine's id of the job
 # Variables by which srun in a trial finds the agent's job, and by which the job's programs find each other. SLURM_NTASKS is not
-# among them, because its value belongs to the agent's own step. Without it, srun starts one task per node, as in a batch script.
+# one of them, because its value belongs to the agent's own step. Without it, srun starts one task per node, as in a batch job.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",

@@ -24,8 +24,8 @@ from autotune.records import Knobs
 from autotune.wording import changes_phrase
 
 MAX_LINE = 300
-PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # identity's key in best.yaml -> key in `Spec.made_on`
-MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # identity's key in best.yaml -> its wording
+PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # identity key in best.yaml -> key in `Spec.made_on`
+MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # identity key in best.yaml -> its wording
 
 
 def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, is_quiet: bool = False) -> str:
@@ -86,7 +86,7 @@ def missing(best: Best) -> list[str]:
 
 
 def _differences(best: Best) -> list[str]:
-    """Returns how this machine differs from the one where the file was made; the harness reports other torch versions and GPUs."""
+    """Returns how this machine differs from the one where the file was made; the harness compares torch and GPU."""
     here = _here()
     differing = [name for name in MACHINE if best.identity.get(name) and here and best.identity[name] != here[name]]
     there, now = ([MACHINE[name].format(side[name]) for name in differing] for side in (best.identity, here))
