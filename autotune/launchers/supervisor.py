@@ -1,13 +1,13 @@
 """Runs the parent process of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
 
-The trials are children of this supervisor and not of the tuner, because a killed tuner could not end them. The supervisor has its
-own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process that a
-trial starts. When the tuner exits, for whatever reason, the socket between tuner and supervisor closes. Then the supervisor ends
-the trials, removes their shared memory and exits. While a trial is measured, it only reads the process list once a second.
+The trials are children of this supervisor and not of the tuner, because a killed tuner could not end them. The supervisor has
+its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process that a
+trial starts. When the tuner exits, for whatever reason, the socket between tuner and supervisor closes. Then the supervisor
+ends the trials, removes their shared memory and exits. While a trial is measured, it only reads the process list once a second.
 
-FD is the supervisor's end of a socket pair; TERMINATE_S and KILL_S are grace periods. Both sides write one JSON object per line.
-"trial" and "server" are marks: each names a trial or a warm server (environment.mark_of). Messages are never stored, because
-they contain environments with secrets.
+FD is the supervisor's end of a socket pair. TERMINATE_S and KILL_S are grace periods. Both sides write one JSON object per
+line. "trial" and "server" are marks: each names a trial or a warm server (environment.mark_of). Messages are never stored,
+because they contain environments with secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    starts a trial
                 {"do": "serve", ...}                        starts a warm server (harness/warm_server.py). Its fields are

@@ -1,4 +1,4 @@
-"""Talks to the agent (node.py) on a node: a `Transport` starts it by Slurm or Ray; a `Node` sends it questions and gets answers."""
+"""Talks to the agent (node.py) on a node: a `Transport` starts it through Slurm or Ray, and a `Node` asks it questions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Transport(ABC):
     Attributes:
         link: the link to the agent.
         job: the engine's name for the job; "" until the agent has reported it.
-        note: an empty file, or None. If the node is lost, `close` writes to it; an agent that is still alive reads this and exits.
+        note: an empty file, or None. If the node is lost, `close` writes to the file. An agent that sees this exits.
     """
 
     link: Link
@@ -71,7 +71,7 @@ class Transport(ABC):
         """Returns why the agent did not start, if the link closed before its first message."""
 
     def unanswered(self) -> str:
-        """Returns how the engine failed to answer, if it refused a request for that reason; "" if it refused for another reason."""
+        """Returns how the engine failed to answer, if this was the reason for `refusal`; "" for any other reason."""
         return ""
 
     @abstractmethod
