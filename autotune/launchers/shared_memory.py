@@ -39,7 +39,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     """Removes the segments that these processes made and returns their names; skips processes that still run.
 
     A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
-    container, no process has the segment open, and it was made after the process started. Segments of
+    container, no process has the segment open for writing, and the segment was made after the process started. Segments of
     multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. The resource tracker of
     multiprocessing removes them. It ignores SIGTERM, so it can outlive the processes that made them.
 
@@ -52,7 +52,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     for pid, entry in found:
         if pid in elsewhere or process_tree.is_taken(pid):
             continue
-        with contextlib.suppress(OSError):  # another process removed it first, or has it open
+        with contextlib.suppress(OSError):  # another process has removed the segment, or has it open for writing
             status = entry.stat(follow_symlinks=False)
             if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
                 Lease(Path(entry.path)).close()  # fails while any process in any container has it open for writing

@@ -52,7 +52,7 @@ from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # pauses between calls of squeue grow to this, because all users share the controller that answers
-STEP_S = 5.0  # a step of the user's own job that has not started after this time waits for other steps to end
+STEP_S = 5.0  # a step of the user's own job that has not started by then counts as waiting for other steps to end
 MAX_EARLIER = 20  # Slurm is asked about at most this many of a slot's earlier jobs
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without the user's variables that would break the link; srun has no options that override them.
@@ -62,7 +62,7 @@ OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
     "time limit": "minutes", "memory": "mem", "(tres)": "gres", "processors": "cpus", "cpu count": "cpus",
 }  # fmt: skip
-# Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
+# Slurm's reasons for which a queued job waits in vain: limits of the partition, or of one job in it. TIME: limits of its time.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 NODES = "SLURM_JOB_NODELIST"

@@ -19,7 +19,7 @@ from autotune.launchers.tuner_files import is_free, left_by_killed
 from autotune.launchers.user_files import NOTES
 from autotune.quantities import seconds_text
 
-SQUEUE_S = SCANCEL_S = 5.0  # longest wait for the end of these commands
+SQUEUE_S = SCANCEL_S = 5.0  # longest run of squeue (or sinfo) and of scancel
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
 SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller that is killed in between forgets that a job has ended.
 # What Slurm's commands print if they cannot reach the controller; "Zero Bytes": munge's key differs from the cluster's.

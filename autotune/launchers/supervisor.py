@@ -3,7 +3,8 @@
 The trials are children of this supervisor and not of the tuner, because a killed tuner could not end them. The supervisor has
 its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process that a
 trial starts. When the tuner exits, for whatever reason, the socket between tuner and supervisor closes. Then the supervisor
-ends the trials, removes their shared memory and exits. While a trial is measured, it only reads the process list once a second.
+ends the trials, removes their shared memory and exits. While a trial is measured, the supervisor only reads the process list
+once a second.
 
 FD is the supervisor's end of a socket pair. TERMINATE_S and KILL_S are grace periods. Both sides write one JSON object per
 line. "trial" and "server" are marks: each names a trial or a warm server (environment.mark_of). Messages are never stored,
@@ -19,9 +20,9 @@ because they contain environments with secrets.
                 {"is": "ready", "trial", "why"}             a warm server is ready; if "why" is not "", it cannot be used
                 {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
-                                                            is_own = whether it exited before our first signal
+                                                            is_own = whether it exited before any signal from here
                 {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end;
-                                                            is_signalled = whether we sent a signal
+                                                            is_signalled = whether they were sent a signal from here
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ MANY_UNNAMED = 100  # if a folder has more files than this whose names have no d
 # MAX_FOLDERS that are hidden or deep. In the search for new files, subfolders with more than MAX_INSIDE entries are ignored:
 # folders in which programs write logs have fewer entries.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
-HEAD_BYTES = 8 << 10  # a file with a NUL among its first bytes, this many, is binary
+HEAD_BYTES = 8 << 10  # a file whose first HEAD_BYTES contain a NUL is binary
 IGNORED = frozenset({"__pycache__"})  # never reported as new
 # Folders that are not searched for checkpoints and logs: a trial does not save there, and they have many files.
 UNSEARCHED = IGNORED | {
@@ -237,7 +237,7 @@ class Folders:
         A checkpoint is recognised by its name or, if its name has no dot, by its content. Text files are left out, because
         people edit configuration files while a study runs. For logs, see `logs`.
         """
-        # Executables are left out, except those named like checkpoints: on a mounted disk, all files may be executable.
+        # Executables are left out, except those named like checkpoints: some mounted disks show every file as executable.
         named = [path for path in self._files if path.name.endswith(CHECKPOINTS) or not os.access(path, os.X_OK)]
         named = [path for path in named if _is_binary(path)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
