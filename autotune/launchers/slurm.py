@@ -1,4 +1,4 @@
-"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node. The link to it is srun's standard input and output.
+"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node. srun's standard streams are the link to the agent.
 
 The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch
 script, no port. `squeue` says why a job waits, and whether it still runs if the agent is silent. The agent reports how trials
@@ -6,8 +6,8 @@ end.
 
 If a trial has several nodes, the agent runs on the job's first node. On each other node, a task only waits for the link to
 close: srun passes the link to every task as its standard input. The trial's command contains the user's own `srun`, as in
-the real run. It starts the trial's ranks as a new step of the same job. The agent's step shares its CPUs and GPUs with the new
-step (`--overlap`).
+the real run. This `srun` starts the trial's ranks as a new step of the same job. The agent's step shares its CPUs and GPUs with
+the new step (`--overlap`).
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class Srun(ChildTransport):
 
     def _job(self) -> str:
         """Returns the job's number; "" while it is unknown."""
-        found = NUMBER.findall(self.text())  # the last one: an srun stopped in the queue submits a second job
+        found = NUMBER.findall(self.text())  # the last counts: an srun stopped in the queue submits a second job
         return self.job or (found[-1] if found else os.environ.get(JOB, ""))
 
     def _ask(self, job: str) -> None:

@@ -49,7 +49,7 @@ class SupervisorProcess:
 
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (the log's last line says why the process exited on its own)
         argv = [sys.executable, "-P", "-m", "autotune.launchers.supervisor", *map(str, (theirs.fileno(), terminate_s, kill_s))]
         try:
             self._process = subprocess.Popen(
@@ -62,7 +62,7 @@ class SupervisorProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # neither Ctrl-C nor a hangup may reach it
             )
-            if cores:  # the trials inherit them
+            if cores:  # the trials inherit this affinity
                 os.sched_setaffinity(self._process.pid, cores)
         except BaseException:
             ours.close()

@@ -60,7 +60,7 @@ class Trial:
         pid: id of the first process.
         ending: state of the shutdown (SIGTERM, SIGKILL).
         process: the first process, if the supervisor started it; None if a warm server forked it.
-        link: our end of the socket to a warm server; None for a trial.
+        link: the supervisor's end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.
         end_at_s: when to begin to end the trial, on the monotonic clock; None while it may run.
         num_reported: number of the trial's processes that have been reported to the tuner.

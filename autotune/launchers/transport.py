@@ -19,7 +19,7 @@ from autotune.plain_text import shortened
 
 SILENT_S = 10.0  # after this time without a heartbeat, the engine (Slurm or Ray) is asked whether the node is still there
 LOST_S = 32.0  # after this time the node counts as lost, whatever the engine says: its agent has exited by then (link.LEASE_S)
-LEAVE_S, KILL_S = 15.0, 3.0  # longest wait for the agent to end its trial and exit; the same after each signal
+LEAVE_S, KILL_S = 15.0, 3.0  # longest wait for an agent to end its trial and exit; for an exit after a signal
 
 
 class NodeLost(Exception):
@@ -80,7 +80,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the job and returns when it is gone, within a few seconds."""
+        """Ends the job and returns when the job is gone, within a few seconds."""
 
 
 class Node:
