@@ -1,4 +1,4 @@
-"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node. srun's standard streams are the link to the agent.
+"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node. The link to it is srun's standard input and output.
 
 The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch
 script, no port. `squeue` says why a job waits, and whether it still runs if the agent is silent. The agent reports how trials
