@@ -1,4 +1,4 @@
-"""Converts the messages between tuner and agent to plain JSON, and back."""
+"""Converts the messages between tuner and agent (node.py) to plain JSON, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.plain_json import from_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What a node's monitor observed in a trial's window. The attributes are named as in `MachineWatch`."""
+    """What a node's monitor observed in a trial's measurement window. The attributes are named as in `MachineWatch`."""
 
     disturbances: list[Disturbance] = dataclasses.field(default_factory=list)
     cpu_use: CpuUse | None = None
@@ -28,7 +28,7 @@ class Watched:
 
 
 def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
-    """Returns a launch as JSON. Monotonic clocks differ between machines, so `end_s` becomes the seconds left after `now_s`."""
+    """Returns a launch as JSON. `spec.end_s` becomes seconds after `now_s`, since monotonic clocks differ between machines."""
     raw = dataclasses.asdict(dataclasses.replace(launch, folder=Path(os.path.abspath(launch.folder))))
     raw["folder"] = str(raw["folder"])
     if launch.spec.end_s is not None:
@@ -37,7 +37,7 @@ def from_launch(launch: Launch, now_s: float) -> dict[str, Any]:
 
 
 def to_launch(raw: dict[str, Any]) -> Launch:
-    """Converts the result of `from_launch` back to a launch, whose `Spec.end_s` is on this machine's clock.
+    """Converts the result of `from_launch` back to a launch. Its `spec.end_s` is on this machine's clock.
 
     Raises:
         KeyError, TypeError, ValueError: the document is invalid.

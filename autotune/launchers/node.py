@@ -1,24 +1,25 @@
 """The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
 
-The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
+The engine (Slurm, Ray) starts the agent on a node, and connects the agent's standard input and output to the tuner. This
+connection is called the link.
 The agent handles deadlines, progress, counters and the monitoring of the machine, because the machine's clocks and /proc can
-be read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine.
+be read only there. The agent starts and ends processes with a LocalLauncher, like a tuner that runs trials on its own machine.
 
 The agent ends its trial and itself in three cases: the link closes; nothing has come from the tuner for LEASE_S; or nothing has
-come for MISSED_S, and a file says that the tuner has given up this node (`Transport.note`). The last two are needed because the
-link stays open if the engine's daemon on the node is gone.
+come for MISSED_S, and a file says that the tuner has given up this node (`Transport.note`). The last two cases matter if the
+engine's daemon on the node is gone: then the link stays open.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine and the GPUs that Ray has given
                                      to the job, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
-           {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
+           {"do": "before", "max_s"}, {"do": "at_rest"}   call these methods of MachineWatch; answered by what they return
            {"do": "start", "launch", "has_neighbours"}   answered once the first process runs, or by the problems of an invalid
                                      launch; `has_neighbours` says whether the study's other slots may run trials meanwhile
            {"do": "progress"}        the newest progress of the running trial
-           {"do": "stop", "reason"}  answered by the "ended" message once the trial's processes are gone
+           {"do": "stop", "reason"}  answered once the trial's processes are gone; "over" in the answer is the "ended" message
     agent  {"is": "hello", ...}      first of all: versions and machine
            {"re": id, ...}           the answer to the message with that id; "problems" if it is bad input
-           {"is": "ended", ...}      the running trial is over: how it ended, and what the watch saw
+           {"is": "ended", ...}      the running trial is over: how it ended, and what the monitor observed
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ from autotune.monitors.watch import MachineWatch, configured_device
 from autotune.plain_json import from_json
 from autotune.plain_text import shortened
 
-POLL_S = 0.1  # between two looks at the running trial, as in the tuner
+POLL_S = 0.1  # pause between two polls of the running trial
 IDLE_S = 1.0  # longest wait for a message while no trial runs
 MISSED_S = 5.0  # after this time without a heartbeat, the agent reads the tuner's note every IDLE_S
-LEAVE_S = 15.0  # time to clean up once the tuner is gone; then the agent just exits, and the supervisor ends the trial
+LEAVE_S = 15.0  # time to clean up once the tuner is gone; after it, the agent exits at once, and the supervisor ends the trial
 # Signals with which an engine ends a job. It signals all of the job's processes, one after another, within FOREIGN_S.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
@@ -69,8 +70,8 @@ DEVICE_VARIABLES = (
 )  # fmt: skip
 SLURM_JOB, RAY_JOB = "SLURM_JOB_ID", "RAY_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, RAY_JOB)  # each holds the engine's id of the job
-# Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left out,
-# because its value belongs to the agent's own step. Without it, srun starts one task per node, as in a batch script.
+# Variables by which srun in a trial finds the agent's job, and by which the job's programs find each other. SLURM_NTASKS is not
+# one of them, because its value belongs to the agent's own step. Without it, srun starts one task per node, as in a batch job.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",
@@ -164,7 +165,7 @@ class Agent:
         gpus = visible_gpus(facts["gpus"], os.environ)
         given = (visible_devices(os.environ) or []) if is_of_ray else []
         return {
-            # NVML does not list MIG instances. If the trials use one, all GPUs of the machine are reported.
+            # NVML does not list MIG instances. If the trials use a MIG instance, all GPUs of the machine are reported.
             "facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"], malloc.FACT: malloc.installed_here()},
             "given": [gpu.get("uuid") or f"{name} of node {platform.node()}" for name, gpu in zip(given, gpus, strict=False)],
         }
@@ -194,7 +195,7 @@ class Agent:
         self._running = None
         self._watched.ended()
         if ended.signal in FOREIGN or ended.cause == "lost":
-            time.sleep(FOREIGN_S)  # if the engine ends the whole job, it also ends this process, which then reports nothing
+            time.sleep(FOREIGN_S)  # if the engine ends the whole job, this process dies now, and the tuner reports a lost node
         watched = from_watch(self._watched)
         self._over = {"is": "ended", "nonce": self._nonce, "ended": dataclasses.asdict(ended), "watched": watched}
         self._link.send(self._over)
@@ -217,17 +218,17 @@ def hello() -> Message:
 def take_over(environment: dict[str, str], program: str) -> None:
     """Gives this process, and so its trials, the tuner's environment, but keeps some of the engine's variables.
 
-    Keeps those about devices and, if trials start steps in the agent's job, those about the job and its nodes.
+    Keeps DEVICE_VARIABLES and, if trials start steps in the agent's job, ALLOCATION.
 
     Args:
-        environment: the tuner's.
+        environment: the tuner's environment.
         program: first word of the trials' command.
     """
     is_spread = Path(program).name == "srun" or os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
     has_steps = is_spread and SLURM_JOB in os.environ and SLURM_JOB not in environment
     names = (*DEVICE_VARIABLES, *(ALLOCATION if has_steps else ()))
     kept = {name: os.environ[name] for name in names if name in os.environ}
-    if has_steps:  # the job's first node, on which srun starts rank 0
+    if has_steps:  # this is the job's first node, where srun starts rank 0
         environment = {"MASTER_ADDR": platform.node(), **environment}
     os.environ.clear()
     os.environ.update({**environment, **kept})

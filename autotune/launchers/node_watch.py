@@ -1,4 +1,4 @@
-"""Monitors a node from the tuner's side, by asking its agent."""
+"""Monitors a node from the tuner's side, by asking the agent (node.py) that runs there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NodeWatch(MachineWatch):
     """The monitor of a node. The agent observes the running trial; this class holds the agent's observations.
 
     Attributes:
-        seen: observations in the window of the last trial.
+        seen: observations in the measurement window of the last trial.
     """
 
     def __init__(self, node: Callable[[], Node | None], clock: Clock) -> None:
@@ -31,26 +31,26 @@ class NodeWatch(MachineWatch):
         self._node, self._clock = node, clock
 
     def follow(self, results: Sequence[RankResult]) -> None:
-        """Does nothing: the agent does this."""
+        """Does nothing: the agent calls `follow` of its own monitor."""
 
     def before(self, *, max_s: float = 30.0) -> str:
-        """Returns what still holds the node's device after at most `max_s`; "" if nothing does, or no node answers."""
+        """Waits at most `max_s` for a free device; returns what still uses it, or "" if nothing does or no node answers."""
         self.seen = Watched()
         return str(self._ask("before", max_s + ANSWER_S, max_s=max_s).get("held", ""))
 
     def look(self, progress: Progress | None) -> None:
-        """Does nothing: the agent does this."""
+        """Does nothing: the agent calls `look` of its own monitor."""
 
     def ended(self) -> None:
-        """Does nothing: the agent does this."""
+        """Does nothing: the agent calls `ended` of its own monitor."""
 
     def disturbances(self) -> list[Disturbance]:
-        """Returns what slowed the trial down in its window."""
+        """Returns what slowed the trial down in its measurement window."""
         return self.seen.disturbances
 
     @property
     def cpu_use(self) -> CpuUse | None:
-        """CPU use and bytes read in the window; None when unknown."""
+        """CPU use and bytes read in the measurement window; None when unknown."""
         return self.seen.cpu_use
 
     def at_rest(self) -> list[Disturbance]:
@@ -60,7 +60,7 @@ class NodeWatch(MachineWatch):
         return [from_json(one, Disturbance) for one in self._ask("at_rest", ANSWER_S).get("disturbances", [])]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the window, by name for the tracker."""
+        """Returns the metrics of the measurement window: name in the tracker -> value."""
         return self.seen.metrics
 
     def used_frac(self) -> float | None:
@@ -71,7 +71,7 @@ class NodeWatch(MachineWatch):
         """Does nothing: the agent closes the monitor on the node."""
 
     def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
-        """Returns the agent's answer; {} if there is no node or it is lost. The start of the next trial notices the loss."""
+        """Returns the agent's answer; {} if there is no node or the node is lost. The next trial's start reports the loss."""
         if (node := self._node()) is not None:
             with contextlib.suppress(NodeLost):
                 return node.ask(what, patience_s, **fields)

@@ -1,8 +1,8 @@
 """Finds a study's processes, even those whose parent is gone, and ends them.
 
 A study's processes have a mark in their environment, which children inherit even if they start a new session. All descendants
-of a marked process belong to the study, too. Before psutil sends a signal, it checks the start time as well as the id, so that
-a process that reuses an id is never hit.
+of a marked process belong to the study, too. Before psutil sends a signal, it checks the process's start time. So no signal
+reaches a later process that got the same id.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.writers import parent_of
 from autotune.plain_text import one_line
 
-SAME_S = 0.5  # tolerance between two readings of a start time; an id is not reused this soon
+SAME_S = 0.5  # tolerance between two readings of a process's start time; process ids are not reused this soon
 
 # Helpers that remove what killed processes leave behind (shared memory, sockets), and exit once they are no longer needed.
-# Both survive a SIGTERM to the other processes, and multiprocessing's tracker ignores SIGTERM itself.
+# Both keep running when the other processes get SIGTERM. The resource tracker also ignores a SIGTERM sent to itself.
 JANITORS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 
 
 def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Returns the living processes that are marked or known, and all their descendants; zombies do not count as alive.
+    """Returns the running processes that are marked or in `known`, and all their descendants; leaves out zombies.
 
     Args:
         is_marked: returns whether a value of MARK_VARIABLE is one of the wanted marks.
-        known: processes that are wanted in any case, with or without a mark.
+        known: processes to include with or without a mark.
     """
     everyone = [process for process in psutil.process_iter() if process.pid != os.getpid()]
     parents = {process.pid: parent_of(process.pid) for process in everyone}
@@ -56,10 +56,10 @@ def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
-    """Ends processes, and processes that they start meanwhile; returns the processes that could not be ended.
+    """Ends processes, and those that they start meanwhile; returns the processes that could not be ended.
 
     Args:
-        find: returns the processes that are alive now.
+        find: returns those of the processes that run now.
         terminate_s: how long to wait after SIGTERM.
         kill_s: how long to wait after SIGKILL.
     """
@@ -80,13 +80,13 @@ class Ending:
         self._since_s = 0.0
 
     def is_over(self, alive: list[psutil.Process]) -> bool:
-        """Takes the step that is due; returns whether the last grace period is over."""
+        """Takes the step that is due for the processes in `alive`; returns whether the last grace period is over."""
         now_s = time.monotonic()
         if not self.is_signalled:
             self.is_signalled, self._since_s = True, now_s
             others = [process for process in alive if not is_janitor(process)]
             send(others or alive, signal.SIGTERM)
-            send(others or alive, signal.SIGCONT)  # a stopped process reacts to nothing but SIGKILL
+            send(others or alive, signal.SIGCONT)  # a stopped process handles SIGTERM only once it continues
         waited_s = now_s - self._since_s
         if waited_s > self._terminate_s:
             others = [process for process in alive if not is_janitor(process)]
@@ -143,7 +143,7 @@ def _has_threads(pid: int) -> bool:
 
 
 def exit_status(process: subprocess.Popen[bytes], patience_s: float) -> int:
-    """Waits for a child to exit and returns its status; kills it if that takes too long."""
+    """Waits for a child to exit and returns its status; kills the child after `patience_s`."""
     try:
         return process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -169,7 +169,7 @@ def is_janitor(process: psutil.Process) -> bool:
 
 
 def _ancestors(parents: Mapping[int, int]) -> set[int]:
-    """Returns the tuner's ancestors, which must not be ended: a study may run inside another study's trial."""
+    """Returns this process's ancestors. They must not be ended: a study may run inside another study's trial."""
     found: set[int] = set()
     pid = os.getppid()
     while pid and pid not in found:

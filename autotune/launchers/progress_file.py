@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.harness.protocol import PHASES, Progress
 
-MAX_READ_BYTES = 1 << 20  # most that one call reads: a program that writes into this file must not exhaust the tuner's memory
+MAX_READ_BYTES = 1 << 20  # most that one call reads: a program that writes into this file must not fill the tuner's memory
 _FIELDS = {field.name for field in dataclasses.fields(Progress)}
 
 
@@ -18,14 +18,14 @@ class ProgressFile:
     """The progress known from the lines read so far.
 
     Attributes:
-        newest: last valid line; None before the first.
+        newest: the last valid line; None before the first valid line.
         changed_s: when `newest` was written, on the monotonic clock.
-        since_s: when the trial last entered its phase; phases repeat when the window restarts.
-        entered_s: phase -> when its first line was written.
+        since_s: when the trial last entered its current phase, on the same clock. Phases repeat if the measurement restarts.
+        entered_s: phase -> when its first line was written, on the same clock.
 
     Args:
         path: the file.
-        now_s: the clock by which its times are read: a time after `now_s()` counts as `now_s()`.
+        now_s: returns the monotonic time. If a line's time is in the future, the line counts as written now.
     """
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class ProgressFile:
         try:
             raw = json.loads(line)
             progress = Progress(**{name: value for name, value in raw.items() if name in _FIELDS})
-            written_s = min(self._now_s(), float(progress.time_s))  # if time_s is NaN, min() returns its first argument
+            written_s = min(self._now_s(), float(progress.time_s))  # if time_s is NaN, min() returns the first argument
             progress.step = int(progress.step)
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return

@@ -16,7 +16,7 @@ _NAME = re.compile(r"result\.rank(\d{1,6})\.json")
 
 
 class RankResults:
-    """The results found so far in a trial's folder, matched by trial number and nonce.
+    """The results read so far from a trial's folder. A result must have the trial's number and its attempt's random `nonce`.
 
     Attributes:
         by_rank: rank -> its result.
@@ -45,7 +45,7 @@ class RankResults:
         return bool(self.by_rank) and not self.missing
 
     def refresh(self) -> None:
-        """Makes a network file system look for results from other nodes, which it may otherwise not show for half a minute."""
+        """Changes the folder: else a network file system may show results from other nodes half a minute late."""
         with contextlib.suppress(OSError):
             (self._folder / LOOK_FILE).touch()
             (self._folder / LOOK_FILE).unlink()

@@ -1,7 +1,7 @@
 """Prepares a real run with the knobs of a best.yaml: the environment of its processes, and the announcement before it starts.
 
-Used by `autotune apply`, whose process then becomes the program (exec), and by `autotune.apply` inside the program. The whole
-spec is passed in the environment, so it reaches every rank on every node, and no folder is needed.
+`autotune apply` sets the environment and then becomes the program (exec). `autotune.apply` sets it inside the program. The
+whole spec is passed in the environment, so it reaches every rank on every node, and no folder is needed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autotune.records import Knobs
 from autotune.wording import changes_phrase
 
 MAX_LINE = 300
-PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # key in best.yaml's identity -> in `Spec.made_on`
-MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in best.yaml's identity -> its wording
+PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # identity key in best.yaml -> key in `Spec.made_on`
+MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # identity key in best.yaml -> its wording
 
 
 def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, is_quiet: bool = False) -> str:
@@ -75,9 +75,9 @@ def announce(best: Best, notes: Sequence[str] = ()) -> None:
 
 
 def missing(best: Best) -> list[str]:
-    """Returns a warning if this machine lacks the allocator's library; [] otherwise.
+    """Returns a warning if this machine lacks the memory allocator's library; [] otherwise.
 
-    Its path is always looked up on this machine. A path in a file could load any code.
+    The library's path is always looked up on this machine, because a path taken from a file could load any code.
     """
     asked = best.knobs.get(MALLOC.key)
     if asked not in malloc.LIBRARIES or asked in malloc.installed():
@@ -86,7 +86,7 @@ def missing(best: Best) -> list[str]:
 
 
 def _differences(best: Best) -> list[str]:
-    """Returns how this machine differs from the one that made the file; the harness reports differences in torch and GPU."""
+    """Returns how this machine differs from the one where the file was made; the harness compares torch and GPU."""
     here = _here()
     differing = [name for name in MACHINE if best.identity.get(name) and here and best.identity[name] != here[name]]
     there, now = ([MACHINE[name].format(side[name]) for name in differing] for side in (best.identity, here))
@@ -96,6 +96,6 @@ def _differences(best: Best) -> list[str]:
 def _here() -> dict[str, Any]:
     try:
         from autotune.machine import comparable, host_facts
-    except ImportError:  # no psutil: this is the user's environment
+    except ImportError:  # the user's environment may lack psutil
         return {}
     return {f"machine.{name}": value for name, value in comparable(host_facts()).items()}

@@ -1,14 +1,10 @@
-"""Runs trials on another machine, through an agent (node.py). Subclasses start it there through an engine: Slurm or Ray."""
+"""Runs trials on another machine, through an agent (node.py). Subclasses start the agent through an engine: Slurm or Ray."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import glob
 import os
-import platform
-import re
 import sys
 import tempfile
 import time
@@ -28,10 +24,10 @@ from autotune.launchers.link import LinkLost, Message
 from autotune.launchers.local import Graces, signals_held
 from autotune.launchers.messages import Watched, from_launch, to_ended
 from autotune.launchers.node_watch import NodeWatch
-from autotune.launchers.process_tree import is_taken
 from autotune.launchers.supervision import GONE_S
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
-from autotune.launchers.user_files import END_S, NOTES
+from autotune.launchers.tuner_files import left_by_killed, lock, own_prefix
+from autotune.launchers.user_files import END_S
 from autotune.launchers.warm import READY_S
 from autotune.machine import comparable
 from autotune.monitors.cpu import identity
@@ -40,18 +36,18 @@ from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 
 ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late) or "sweep" (with its grace periods)
-# Longest wait for the answer to "start". The agent may have to wait for two warm servers, one after the other: if the first is
-# not ready in time, it is ended, and the second imports less.
+# Longest wait for the answer to "start". The agent may have to start two warm servers (warm.py), one after the other: if the
+# first is not ready in time, the agent ends it and starts one that imports less.
 START_S = 60.0 + 2 * (READY_S + GONE_S)
-# Longest wait for the answer to "stop": the grace periods, and copies of files that the trial has removed. If the node is lost
-# meanwhile, this is noticed sooner.
+# Longest wait for the answer to "stop": the grace periods, and the time to copy files that the trial has removed. A loss of the
+# node is noticed sooner.
 STOP_S = 60.0 + END_S
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"
-PROGRESS_EVERY_S = 0.5  # minimum time between two "progress" messages: through Ray, each costs both machines milliseconds
+PROGRESS_EVERY_S = 0.5  # minimum time between two "progress" messages: through Ray, a message costs both machines milliseconds
 LOOK_S = 0.05  # wait for a message in a call that should return at once
-# While the engine does not answer, a replacement is requested again after this pause, for at most UNANSWERED_S.
+# While the engine does not answer, a replacement for a lost node is requested every AGAIN_S, for at most UNANSWERED_S.
 AGAIN_S, UNANSWERED_S = 30.0, 600.0
-MAX_LOST = 3  # if this many nodes in a row are lost before they are ready, the launcher requests no other
+MAX_LOST = 3  # if this many nodes in a row are lost before they are ready, the launcher gives up
 TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 
 
@@ -73,7 +69,7 @@ class Place:
 
 
 class RemoteLauncher(Launcher):
-    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another one.
+    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another node.
 
     Attributes:
         engine: name of the engine, for messages.
@@ -82,7 +78,7 @@ class RemoteLauncher(Launcher):
 
     Args:
         place: what the node must see.
-        graces: the grace periods of the LocalLauncher there.
+        graces: the grace periods of the LocalLauncher on the node.
         patience_s: longest wait for a node; None for no limit.
     """
 
@@ -103,7 +99,7 @@ class RemoteLauncher(Launcher):
         self._unanswered, self._unanswered_s = "", 0.0  # why requests are repeated, and since when; "" if they are not
         self._again_s = 0.0  # when to request a node again
         self._name = ""
-        self._owners: dict[str, RemoteLauncher] = {}  # GPU -> the slot that Ray has given it to
+        self._owners: dict[str, RemoteLauncher] = {}  # GPU -> launcher of the slot to which Ray has given it
         self._num_given: int | None = None  # number of GPUs that Ray has given to this slot; None before that
 
     def join(self, name: str, clock: PausableClock, owners: dict[str, RemoteLauncher]) -> None:
@@ -160,11 +156,11 @@ class RemoteLauncher(Launcher):
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left running on the node. See `Launcher.sweep`.
 
-        Processes that it left on other nodes end by themselves after link.LEASE_S.
+        Processes that the earlier run left on other nodes end by themselves after link.LEASE_S.
         """
         self._study = study
         if self.slots() and self.node is not None:
-            with contextlib.suppress(NodeLost):  # the first trial will report it
+            with contextlib.suppress(NodeLost):  # the first trial will report the loss
                 answer = self.node.ask("sweep", ANSWER_S, study=str(study.resolve()))
                 with readable():
                     return [str(line) for line in answer["lines"]]
@@ -202,7 +198,7 @@ class RemoteLauncher(Launcher):
             BadInput: the launch cannot be started.
         """
         self._study = study_of(launch.folder)
-        self.clock.go_on()  # another slot may have paused it, to wait for a node while no trial ran
+        self.clock.go_on()  # another slot may have paused the clock while it waited for a node
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()), has_neighbours=has_neighbours)
 
     def _connect(self) -> None:
@@ -226,7 +222,7 @@ class RemoteLauncher(Launcher):
             return
         waited_s = time.monotonic() - self._asked_s
         if hello is not None:
-            if unseen := self._transport.unseen():  # another node of the job does not see the files that it needs
+            if unseen := self._transport.unseen():  # another node of the job does not see the files that the study needs
                 self.close()
                 raise unseen
             self._open(self._transport, hello)
@@ -240,12 +236,15 @@ class RemoteLauncher(Launcher):
             raise BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
     def _may_ask_again(self, unanswered: str) -> bool:
-        """Whether a refused request is repeated. It is if the engine did not answer (`unanswered` says so) and a study runs.
+        """Returns whether to repeat a refused request: if the engine did not answer, the study has begun, and time is left.
 
-        At the start of a study, nothing is lost yet, and the user can start again.
+        Before the study has begun, the user loses nothing by starting it again.
+
+        Args:
+            unanswered: see `Transport.unanswered`.
         """
         now_s = time.monotonic()
-        if not self._unanswered or now_s - self._asked_s > UNANSWERED_S:  # the last request was in the queue meanwhile
+        if not self._unanswered or now_s - self._asked_s > UNANSWERED_S:  # the engine queued the last request: it answered
             self._unanswered_s = now_s
         if not unanswered or self._first is None or now_s - self._unanswered_s > UNANSWERED_S:
             return False
@@ -253,7 +252,7 @@ class RemoteLauncher(Launcher):
         return True
 
     def _open(self, transport: Transport, hello: Message) -> None:
-        """Prepares a new agent for the study. If a replacement is lost meanwhile, the next call of `slots` requests another."""
+        """Prepares a new agent for the study. If a replacement for a lost node is lost, too, `slots` requests another."""
         try:
             with readable():
                 self._slot = self._opened(transport, hello)
@@ -279,7 +278,7 @@ class RemoteLauncher(Launcher):
         answer = self._ask_to_open(node, transport.note)
         facts = dict(answer["facts"])
         self._take(answer["given"])
-        if self._study:  # an earlier node was lost; if this is the same one, its trial may still be running
+        if self._study:  # an earlier node was lost; if this is the same node, the trial there may still run
             node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
         gpus = tuple(str(gpu["uuid"]) for gpu in facts["gpus"] if gpu.get("uuid"))
         cores = tuple(int(core) for core in hello["cores"])
@@ -359,21 +358,21 @@ class RemoteRunning(Running):
         """Returns the newest progress line of rank 0 on the node; the last known one if the trial is over or the node lost."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
-            with contextlib.suppress(NodeLost), readable():  # `poll` will report it
-                if raw := self._node.ask("progress", PROGRESS_S)["progress"]:  # None once it is over on the node
+            with contextlib.suppress(NodeLost), readable():  # `poll` will report the loss
+                if raw := self._node.ask("progress", PROGRESS_S)["progress"]:  # None once the trial is over on the node
                     self._newest = from_json(raw, Progress)
         return self._newest
 
     def request_stop(self, reason: str) -> None:
         """See `Running.request_stop`."""
         if self._node is not None and self._ended is None:
-            with contextlib.suppress(NodeLost):  # `poll` will report it
+            with contextlib.suppress(NodeLost):  # `poll` will report the loss
                 self._node.tell("stop", reason=reason)
 
     def stop(self, reason: str) -> None:
         """See `Running.stop`."""
         with signals_held():
-            if self._node is None:  # polling it could start it
+            if self._node is None:  # `poll` could start the trial
                 self._ended = self._ended or self._without_results(reason)
                 return
             if self.poll() is not None:
@@ -384,7 +383,7 @@ class RemoteRunning(Running):
                     is_over = over is not None and over["nonce"] == self._launch.spec.nonce
                 if is_over:
                     self._take(over)
-                else:  # the start was interrupted, and the node has refused it
+                else:  # the node refused the start, but an interrupt came before its refusal
                     self._ended = self._without_results(reason)
             except NodeLost as lost:
                 self._lose(str(lost))
@@ -396,7 +395,7 @@ class RemoteRunning(Running):
             if event and event.get("nonce") == self._launch.spec.nonce:  # not a late message about an earlier trial
                 self._take(event)
         elif node := self._launcher.ready():
-            # `_node` comes first: if the user interrupts `begin`, the trial may run there, and must not be started again.
+            # `_node` is set first: if the user interrupts `begin`, the trial may run there, and must not be started twice.
             self._node, self._about, self._started_s = node, node.about, time.monotonic()
             self._launcher.begin(node, self._launch, has_neighbours=self._has_neighbours)
 
@@ -423,9 +422,9 @@ def unlike(first: Slot, slot: Slot, *, has_begun: bool = True) -> list[str]:
     """Returns a problem for each difference that makes the rates of two nodes incomparable.
 
     Args:
-        first: the node of the first slot.
-        slot: the other node.
-        has_begun: whether the study has begun on `first`; else both are nodes for the start of a study.
+        first: the slot on one node.
+        slot: the slot on the other node.
+        has_begun: whether the study has begun on `first`; else the study needs both nodes to begin.
     """
     one, other = comparable(first.facts), comparable(slot.facts)
     began, do = "", "All slots need nodes of one kind. Request one kind, or give launch.slots=1."
@@ -437,50 +436,6 @@ def unlike(first: Slot, slot: Slot, *, has_begun: bool = True) -> list[str]:
         for name in one
         if one[name] != other[name]
     ]
-
-
-def own_prefix() -> str:
-    """Returns how the names of this process's files in the runs folder begin."""
-    return f"{_prefix()}{os.getpid()}-"
-
-
-def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
-    """Returns this user's files in the runs folder with this suffix, made by processes of this host that no longer run.
-
-    A process may run in another container although its id is free here. So locked files are left out, too.
-    """
-    # If this host is "NAME", the pattern must not match the files of a host "NAME-2".
-    of_host = re.compile(rf"{re.escape(_prefix())}([0-9]+)-(?:autotune-)?\w+{re.escape(suffix)}")
-    named = {file: of_host.fullmatch(file.name) for file in runs_dir.glob(f"{glob.escape(_prefix())}*{suffix}")}
-    return [file for file, name in named.items() if name and not is_taken(int(name[1])) and is_free(file)]
-
-
-def lock(descriptor: int) -> None:
-    """Locks a file until the descriptor is closed. Until then, `left_by_killed` leaves it out in every container."""
-    with contextlib.suppress(OSError):  # no locks on this file system
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_free(file: Path) -> bool:
-    """Whether a file is this user's, has no other name (hard link), and is locked by no process."""
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # on NFS, a lock needs O_RDWR
-    except OSError:  # another user's, or gone
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if isinstance(error, BlockingIOError):
-            return False
-    finally:
-        status = os.fstat(descriptor)
-        is_ours = status.st_uid == os.getuid() and status.st_nlink == 1
-        os.close(descriptor)
-    return is_ours
-
-
-def _prefix() -> str:
-    return f"{NOTES}{platform.node()}-"
 
 
 def _check_version(hello: Message) -> None:

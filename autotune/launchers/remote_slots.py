@@ -1,4 +1,4 @@
-"""Runs trials in parallel on several nodes, or in several jobs on one node, with an agent for each slot."""
+"""Runs trials in parallel on several nodes, or in several jobs on one node. Each slot has its own agent (node.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.monitors.watch import MachineWatch
 
 
 class RemoteSlots(Launcher):
-    """Several remote launchers as one. A trial that runs alone uses the first of them."""
+    """Several remote launchers as one. A trial that runs alone uses the first launcher."""
 
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
@@ -34,7 +34,7 @@ class RemoteSlots(Launcher):
         if self._are_ready:
             return found
         if len(found) < len(self._parts):
-            self.clock.pause()  # waiting for the other slots costs no budget, like waiting for a node
+            self.clock.pause()  # waiting for the other slots must not use up the study's budget
             return []
         if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot, has_begun=False)]:
             self.close()
@@ -44,7 +44,7 @@ class RemoteSlots(Launcher):
         return found
 
     def why_waiting(self) -> str:
-        """Returns why a slot waits for a node. Once all have been ready, only the first slot counts: trials run alone on it."""
+        """Returns why a slot waits for a node. Once all have been ready, only the first slot counts: it runs lone trials."""
         parts = self._parts[:1] if self._are_ready else self._parts
         return next(filter(None, (part.why_waiting() for part in parts)), "")
 
@@ -57,11 +57,11 @@ class RemoteSlots(Launcher):
         return self._parts[0].start(launch, is_alone=True)
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends what an earlier run has left on the nodes."""
+        """Ends what an earlier run has left running on the nodes. See `Launcher.sweep`."""
         return [line for part in self._parts for line in part.sweep(study)]
 
     def release(self) -> None:
-        """Ends all agents but the first."""
+        """Ends the agents of all slots except the first."""
         _close(self._parts[1:])
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """The study's clock (`whole`) as its slots see it: paused while trials wait for nodes and no trial runs (not `is_busy`)."""
+    """The clock that slots use in place of the study's clock (`whole`). They cannot pause it while a trial runs (`is_busy`)."""
 
     def __init__(self, whole: PausableClock, is_busy: Callable[[], bool]) -> None:
         super().__init__()

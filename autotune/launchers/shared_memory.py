@@ -1,8 +1,8 @@
 """Removes shared-memory segments that a trial's processes left behind when they were killed.
 
 The supervisor, which is the parent of all trials, removes them. If it was killed, the process that started it removes them: the
-tuner or, on a node of a cluster, the agent (node.py). If that was killed, too, `remove_left` removes them when the study is
-started again. It reads the ids of each trial's processes from a list in the trial's folder.
+tuner or, on a node of a cluster, the agent (node.py). If that process was killed, too, `remove_left` removes them when the
+study is started again. `remove_left` reads the ids of each trial's processes from a list in the trial's folder.
 
 The name of a segment contains a process id, which is valid in one PID namespace only. Containers have their own PID namespaces,
 but may share /dev/shm (`docker run --ipc=host`). So a segment stays if a process of another namespace may have made it.
@@ -32,27 +32,27 @@ NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
 LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
 SLACK_S = 1.0  # tolerance: times of processes and files are rounded, so a segment may seem older than its process
 FIRST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}  # inodes of the namespaces outside of all containers (Linux, proc_ns.h)
-INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # a process's ids in the namespaces inside ours, from its status
+INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # in /proc/PID/status: ids in the PID namespaces inside this one
 
 
 def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     """Removes the segments that these processes made and returns their names; skips processes that still run.
 
     A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
-    container, no process has the segment open, and it was made after the process started. Segments of
-    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. multiprocessing's resource tracker
-    removes those: it ignores SIGTERM, and so can outlive the processes that made them.
+    container, no process has the segment open for writing, and the segment was made after the process started. Segments of
+    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. The resource tracker of
+    multiprocessing removes them. It ignores SIGTERM, so it can outlive the processes that made them.
 
     Args:
-        processes: process id -> when it was created, seconds since the epoch.
-        folder: where segments are files.
+        processes: process id -> when the process was created, seconds since the epoch.
+        folder: the folder in which segments are files.
     """
     removed, found = [], [] if _shares_memory_with_host() else _segments(processes, folder)
     elsewhere = _ids_elsewhere() if found else frozenset()
     for pid, entry in found:
         if pid in elsewhere or process_tree.is_taken(pid):
             continue
-        with contextlib.suppress(OSError):  # another process removed it first, or has it open
+        with contextlib.suppress(OSError):  # another process has removed the segment, or has it open for writing
             status = entry.stat(follow_symlinks=False)
             if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
                 Lease(Path(entry.path)).close()  # fails while any process in any container has it open for writing
@@ -62,22 +62,22 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
 
 
 def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
-    """Adds new processes of a trial, each as (id, created), to the list in the trial's folder."""
+    """Adds new processes of a trial, each as (id, seconds since the epoch when created), to the list in its folder `place`."""
     with contextlib.suppress(OSError), (place / LIST_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps({**_here(), "processes": processes}) + "\n")
 
 
 def forget(place: Path) -> None:
-    """Removes the processes of this PID namespace from the list in a trial's folder, once none of them is left.
+    """Removes exited processes from the list in a trial's folder: all of this PID namespace, and those from before a reboot.
 
     Lines of other hosts and PID namespaces stay: they are needed to remove what is left there. The file is replaced atomically,
-    so that they are not lost if this process is killed meanwhile.
+    so that these lines are not lost if this process is killed meanwhile.
     """
     file, here = place / LIST_FILE, _here()
     lines = _lines(file)
     kept = [line for line in lines if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        if kept and len(kept) < len(lines):  # a line that another host adds meanwhile is lost, so write only if needed
+        if kept and len(kept) < len(lines):  # a line that another host adds meanwhile would be lost, so write only if needed
             write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
         elif not kept:
             file.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def namespace(kind: str) -> int:
 
 
 def _here() -> dict[str, Any]:
-    """Returns what identifies this process's PID namespace. The process ids that it sees are valid only there."""
+    """Returns what identifies this process's PID namespace. The process ids that are visible here are valid only in it."""
     return {"host": platform.node(), "boot_id": read(BOOT_ID), "pid_namespace": namespace("pid")}
 
 

@@ -1,4 +1,4 @@
-"""Divides this machine into slots, on which trials run in parallel. Each has its own GPUs, cores and TMPDIR."""
+"""Divides this machine into slots, on which trials run in parallel. Each slot has its own GPUs, cores and TMPDIR."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STUDY_FILE = "study"  # file in that folder; holds the study's path
 
 
 class SlotsLauncher(LocalLauncher):
-    """Starts a trial on the whole machine, as `LocalLauncher` does, or parallel trials through the launchers of its slots."""
+    """Starts a trial on the whole machine, like `LocalLauncher`. The launchers of its slots (`beside`) run parallel trials."""
 
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
-        # The names are short, because worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
+        # Short folder names, because worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._locked = contextlib.ExitStack()
-        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that the folder is in use
+        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `autotune prune` that the folder is in use
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
 
     def beside(self) -> list[Launcher]:
@@ -63,7 +63,7 @@ class SlotsLauncher(LocalLauncher):
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
     """Returns `num` slots that share this machine's cores and `gpus` (UUIDs; [] for trials on the CPU) equally."""
-    # In `cores`, the CPUs of a NUMA node are next to each other, and so are the hardware threads of a core.
+    # `cores_of` sorts CPUs so that those of a NUMA node are next to each other, and so are the hardware threads of a core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)
@@ -84,6 +84,7 @@ def _turns(gpus: Sequence[str]) -> list[int]:
     """Returns, for each slot, its place in the order in which cores are assigned.
 
     If the NUMA nodes of all GPUs are known, slots are sorted by the node of their GPU: [1, 0] for GPUs on nodes 1 and 0.
+    Otherwise, they keep their order.
     """
     nodes = [gpu_node({"CUDA_VISIBLE_DEVICES": gpu}, 0) for gpu in gpus]
     order = sorted(range(len(gpus)), key=lambda index: nodes[index] or 0) if None not in nodes else range(len(gpus))

@@ -1,13 +1,13 @@
-"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node, and its standard input and output are the link.
+"""Runs trials in a Slurm job: `srun` starts the agent (node.py) on a node. The link to it is srun's standard input and output.
 
 The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch
-script, no port. `squeue` provides the reason for waiting, and the job's state when the agent is silent. The agent reports how
-trials end.
+script, no port. `squeue` says why a job waits, and whether it still runs if the agent is silent. The agent reports how trials
+end.
 
 If a trial has several nodes, the agent runs on the job's first node. On each other node, a task only waits for the link to
-close: srun passes the link to every task as its standard input. The user's own `srun` starts the trial's ranks as a new step
-of the same job, so that a trial uses the same command as the real run. The agent's step shares its CPUs and GPUs with that step
-(`--overlap`).
+close: srun passes the link to every task as its standard input. The trial's command contains the user's own `srun`, as in
+the real run. This `srun` starts the trial's ranks as a new step of the same job. The agent's step shares its CPUs and GPUs with
+the new step (`--overlap`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autotune.errors import BadInput
 from autotune.launchers.base import Slot
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command
 from autotune.launchers.local import Graces
-from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
+from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.slurm_cancel import (
     BEGIN_S,
     NAME,
@@ -47,11 +47,12 @@ from autotune.launchers.slurm_cancel import (
     settle,
 )
 from autotune.launchers.transport import Transport
+from autotune.launchers.tuner_files import lock, own_prefix
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
-ASK_EVERY_S = 10.0  # the pause between calls of squeue grows to this, because all users share the controller that answers
-STEP_S = 5.0  # a step of the user's own job that has not started after this time waits for other steps to end
+ASK_EVERY_S = 10.0  # pauses between calls of squeue grow to this, because all users share the controller that answers
+STEP_S = 5.0  # a step of the user's own job that has not started by then counts as waiting for other steps to end
 MAX_EARLIER = 20  # Slurm is asked about at most this many of a slot's earlier jobs
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without the user's variables that would break the link; srun has no options that override them.
@@ -61,15 +62,15 @@ OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
     "time limit": "minutes", "memory": "mem", "(tres)": "gres", "processors": "cpus", "cpu count": "cpus",
 }  # fmt: skip
-# Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
+# Slurm's reasons for which a queued job waits in vain: limits of the partition, or of one job in it. TIME: limits of its time.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 NODES = "SLURM_JOB_NODELIST"
-# salloc --mem and sbatch --mem set it, and srun reads it. Then a step takes all memory of the job, so the steps of further
-# slots never start. With --mem=0, steps share the job's memory.
+# salloc --mem and sbatch --mem set this variable, and srun reads it. Then a step takes all memory of the job, so the steps of
+# further slots never start. With --mem=0, steps share the job's memory.
 MEMORY = "SLURM_MEM_PER_NODE"
-STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are Slurm's own steps, such as salloc's, which hold no CPUs
-# srun's option for the features that a node must have, the variable that does the same, and a feature's name in a value.
+STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # steps with larger numbers are Slurm's own, such as salloc's; they hold no CPUs
+# Features that a node must have: srun's option for them, the variable with the same effect, and a feature's name in a value.
 CONSTRAINT, CONSTRAINT_VARIABLE = re.compile(r"(?:--cons\w*=|-C)(.+)"), "SLURM_CONSTRAINT"
 FEATURE = re.compile(r"(?<![\w.*-])[\w.-]+")
 JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation
@@ -81,7 +82,7 @@ class SlurmLauncher(RemoteLauncher):
     Args:
         slurm: `launch.slurm`.
         place: what the node must see.
-        graces: the grace periods of the LocalLauncher there.
+        graces: the grace periods of the LocalLauncher on the node.
         patience_s: longest wait in the queue; None for no limit.
         left: jobs left behind by killed tuners, shared with the other slots; None to look for them in the runs folder.
     """
@@ -101,12 +102,12 @@ class SlurmLauncher(RemoteLauncher):
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs, as arguments of scancel, that may hold nodes although srun is gone
         self._notes: list[Path] = []  # `Srun.note` of each earlier job
-        self._next_s = 0.0  # when to look at earlier jobs while waiting for a node
+        self._next_s = 0.0  # when to look for earlier jobs again while waiting for a node
 
     def slots(self) -> list[Slot]:
         """See `RemoteLauncher.slots`."""
         if self._slot is None and time.monotonic() >= self._next_s:
-            self._cancel_earlier()  # an earlier job may hold the nodes that this one waits for
+            self._cancel_earlier()  # an earlier job may hold the nodes that the new job waits for
         return super().slots()
 
     def transport(self) -> Transport:
@@ -114,7 +115,7 @@ class SlurmLauncher(RemoteLauncher):
         if shutil.which("srun") is None:
             raise BadInput("launcher: srun is not installed here, got 'slurm'. Start autotune on a machine that submits jobs.")
         slurm, place = self._slurm, self._place
-        seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
+        seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent itself checks only its own node
         return Srun(
             slurm,
             is_shared=has_steps(slurm, place.program),
@@ -164,14 +165,14 @@ class Srun(ChildTransport):
     """One run of `srun`, connected to an agent.
 
     Attributes:
-        note: see `Transport`; its name contains the job's name. None without `runs_dir`, or if the job is the user's own.
+        note: see `Transport`; the file's name contains the job's name. None without `runs_dir` or in the user's own job.
 
     Args:
         slurm: `launch.slurm`.
-        is_shared: whether trials start further steps in the agent's job.
+        is_shared: whether trials start steps in the agent's job that share its CPUs and GPUs.
         seen: paths that every node of the job must see.
-        unended: jobs as arguments of scancel; `close` adds this job.
-        runs_dir: folder for the note.
+        unended: jobs that may not be over, as arguments of scancel; `close` adds this job.
+        runs_dir: folder of `note`.
     """
 
     def __init__(
@@ -186,13 +187,13 @@ class Srun(ChildTransport):
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
-        self._is_of_user = JOB in os.environ or has_joined  # then srun only starts a step in the user's job
+        self._is_of_user = JOB in os.environ or has_joined  # if so, srun only starts a step in the user's job
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` reports a folder that cannot be written
                 runs_dir.mkdir(parents=True, exist_ok=True)
                 note = runs_dir / f"{own_prefix()}{self._name}{NOTE}"
                 descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                weakref.finalize(self, os.close, descriptor)  # locked while this object is in use
+                weakref.finalize(self, os.close, descriptor)  # the note is locked while this object is in use
                 lock(descriptor)
                 self.note = note
         super().__init__([*LINKED, *self._words, *agent_command(*seen)])
@@ -207,14 +208,14 @@ class Srun(ChildTransport):
         """See `Transport.close`."""
         if self._end.alive and not self._is_of_user:
             is_alive = self._process.poll() is None
-            if job := self._job() or (f"{NAME}{self._name}" if is_alive else ""):  # srun does not print the number at once
+            if job := self._job() or (f"{NAME}{self._name}" if is_alive else ""):  # by name until srun prints the number
                 self._unended.add(job)  # even if srun exits with 0, Slurm may not know yet that the job has ended
             if self.note and (self.link.is_lost or not is_alive):
                 mark(self.note)
         super().close()
 
     def why_waiting(self) -> str:
-        """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
+        """Returns Slurm's reason why the job is not running yet, such as "Resources (job 12)"."""
         job = self._job()
         if not job or JOB in os.environ:
             # srun may say nothing while it waits for CPUs or GPUs of the user's own job.
@@ -229,7 +230,7 @@ class Srun(ChildTransport):
         """Returns the error if Slurm has queued a job that can never start, or if the job's agent is silent; else None."""
         if JOB in os.environ:
             return self._lacks_feature()
-        if {"--quiet", "-Q"} & {*self._words}:  # then srun does not print the number of a queued job
+        if {"--quiet", "-Q"} & {*self._words}:  # with these, srun does not print the number of a queued job
             return None
         if job := self._job():
             self._ask(job)
@@ -252,7 +253,7 @@ class Srun(ChildTransport):
         nodes, is_long = os.environ.get(NODES, ""), time.monotonic() - self._began_s > STEP_S
         if not (self._constraint and nodes and is_long) or self._is_feature_known:
             return None
-        self._is_feature_known = True  # the nodes of a job stay the same
+        self._is_feature_known = True  # a job keeps its nodes, so the answer does not change
         try:
             answer = ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%b", timeout_s=SQUEUE_S)
         except (OSError, subprocess.TimeoutExpired):
@@ -269,7 +270,7 @@ class Srun(ChildTransport):
 
     def why_lost(self) -> str:
         """See `Transport.why_lost`."""
-        status = self.exited(1.0 if self.link.is_lost else 0.0)  # an exiting srun gets a moment for its last message
+        status = self.exited(1.0 if self.link.is_lost else 0.0)  # srun may still be printing its last message
         if status is not None:
             unseen = self.unseen()
             return str(unseen) if unseen else f"srun ended with status {status} ({self._errors()})"
@@ -303,11 +304,11 @@ class Srun(ChildTransport):
 
     def _job(self) -> str:
         """Returns the job's number; "" while it is unknown."""
-        found = NUMBER.findall(self.text())  # an srun that was stopped in the queue cancels its job and submits another
+        found = NUMBER.findall(self.text())  # the last counts: an srun stopped in the queue submits a second job
         return self.job or (found[-1] if found else os.environ.get(JOB, ""))
 
     def _ask(self, job: str) -> None:
-        """Asks Slurm for the job's state and reason, unless it was asked a moment ago."""
+        """Asks Slurm for the job's state and reason, unless the pause after the last call is not over."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -341,19 +342,19 @@ def _no_place(job: str, step: str, constraint: str) -> str:
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:
-    """Whether trials start further steps in the agent's job; `program` is the first word of their command."""
+    """Whether trials start steps in the agent's job; `program` is the first word of their command."""
     return slurm.nodes > 1 or Path(program).name == SRUN
 
 
 def command(
     slurm: SlurmOptions, environment: Mapping[str, str], *, is_shared: bool = False, name: str = "autotune"
 ) -> list[str]:
-    """Returns the srun command that starts the agent on a node; if the tuner runs in a job, as a step of that job.
+    """Returns the srun command that starts the agent on a node. If the tuner runs in a job, the agent is a step of that job.
 
     Args:
         slurm: `launch.slurm`.
         environment: the tuner's environment, which shows whether the tuner runs in a job.
-        is_shared: whether trials start further steps in the job.
+        is_shared: whether trials start steps in the job that share the CPUs and GPUs of the agent's step.
         name: name of the job.
     """
     shares_memory = {JOB, MEMORY} <= environment.keys() and "--mem" not in (slurm.args or "")
@@ -384,6 +385,6 @@ def command(
 
 
 def _existing(path: str) -> str:
-    """Returns the absolute path, or the nearest existing folder above it."""
+    """Returns the absolute path if it exists, else the nearest existing folder above it."""
     found = Path(path).absolute()
     return str(next(each for each in (found, *found.parents) if os.path.exists(each)))

@@ -15,34 +15,34 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from autotune.launchers.remote import is_free, left_by_killed
+from autotune.launchers.tuner_files import is_free, left_by_killed
 from autotune.launchers.user_files import NOTES
 from autotune.quantities import seconds_text
 
-SQUEUE_S = SCANCEL_S = 5.0
+SQUEUE_S = SCANCEL_S = 5.0  # longest run of squeue (or sinfo) and of scancel
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
-SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller killed in between forgets that a job has ended.
+SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller that is killed in between forgets that a job has ended.
 # What Slurm's commands print if they cannot reach the controller; "Zero Bytes": munge's key differs from the cluster's.
 UNREACHABLE = (
     "contact slurm controller", "Socket timed out", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes",
 )  # fmt: skip
-# What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
+# What scancel prints about a job that is over. Once MinJobAge has passed, newer versions of Slurm call the job's id invalid.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_")  # prefixes of the variables that set a user's defaults for these commands
 NAME = "--name="  # scancel's option for a job whose number is unknown
 NOTE = ".job"  # suffix of a note: a file in the runs folder, named after a job and made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
-OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job: it may be another cluster's
-EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step that Slurm itself adds to each job at some sites
+OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job: another cluster may know it
+EXTERN = re.compile(r"extern", re.IGNORECASE)  # name of a step that Slurm itself adds to each job at some sites
 
 
 def cancel(jobs: set[str]) -> bool:
-    """Cancels jobs (arguments of scancel) and removes those that are over from the set. Returns whether Slurm answers.
+    """Cancels `jobs` (arguments of scancel), and removes from the set those that are over. Returns whether Slurm answers.
 
     srun tells the controller that its job is over. If the controller does not answer at that moment, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there. So a job stays in the set until the controller has
-    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". If the controller
-    does not answer for one job, the remaining jobs are not tried and stay in the set.
+    accepted its end. Other errors of scancel, such as "Protocol authentication error", do not remove it. If the controller does
+    not answer for one job, the remaining jobs are not tried and stay in the set.
     """
     for job in sorted(jobs):
         try:
@@ -59,8 +59,8 @@ def cancel(jobs: set[str]) -> bool:
 def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Runs squeue, scancel or sinfo without the user's defaults for them.
 
-    With SQUEUE_STATES=PENDING a running job would look as if it were over. With SCANCEL_STATE=PENDING it would not be
-    cancelled, although scancel exits with status 0, and with SCANCEL_INTERACTIVE scancel would wait for an answer.
+    With SQUEUE_STATES=PENDING, a running job would look as if it were over. With SCANCEL_STATE=PENDING, scancel would not
+    cancel it and yet exit with status 0. With SCANCEL_INTERACTIVE, scancel would wait for an answer.
 
     Raises:
         OSError: the command cannot be started.
@@ -91,7 +91,7 @@ class LeftJobs:
         self._lines: list[str] = []
 
     def cancel(self) -> None:
-        """Cancels these jobs, unless an earlier call did."""
+        """Cancels these jobs. Only the first call has an effect."""
         if not self._is_asked:
             self._is_asked, self.notes = True, left_by_killed(self._runs_dir, NOTE)
             self._lines = cancel_left(self._runs_dir)
@@ -103,7 +103,7 @@ class LeftJobs:
 
 
 def mark(note: Path) -> None:
-    """Marks the note of a lost job, so that `settle` keeps it for SAVED_S."""
+    """Marks the note of a lost job, so that `settle` keeps the note for SAVED_S."""
     with contextlib.suppress(OSError):
         if not is_marked(note):
             note.write_bytes(b"lost\n")
@@ -115,7 +115,7 @@ def is_marked(note: Path) -> bool:
 
 
 def settle(note: Path) -> None:
-    """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget that the job has ended."""
+    """Removes the note of a job whose end Slurm has accepted. Keeps it while Slurm may still forget that end (SAVED_S)."""
     with contextlib.suppress(OSError):
         if not is_marked(note) or time.time() - note.stat().st_mtime > SAVED_S:
             note.unlink()
@@ -160,11 +160,11 @@ def not_over(notes: Sequence[Path]) -> set[str] | None:
 
 def shorter_than(budget_s: float, job: str) -> str:
     """Returns a warning if the user's own job ends before a study's budget is used; "" if not, or if its end is unknown."""
-    rows = [line.split("|") for line in _squeue(f"--jobs={job}", "--format=%A|%L") or ()]  # an array's number lists all tasks
-    left_s = next((_seconds(row[-1]) for row in rows if row[0].strip() == job), 0.0)  # 0 if the job has no limit
+    rows = [line.split("|") for line in _squeue(f"--jobs={job}", "--format=%A|%L") or ()]  # an array's id lists all its tasks
+    left_s = next((_seconds(row[-1]) for row in rows if row[0].strip() == job), 0.0)  # 0: no time limit
     if not 0 < left_s < budget_s:
         return ""
-    fitting = max(0.1, math.floor(left_s / 6 - 5) / 10)  # half a minute less
+    fitting = max(0.1, math.floor(left_s / 6 - 5) / 10)  # half a minute less than `left_s`
     left, budget = seconds_text(left_s), seconds_text(budget_s)
     return (
         f"study.budget.minutes: job {job} ends in {left}, before the budget of {budget} is used, "
@@ -183,7 +183,7 @@ def job_of(note: Path) -> str:
 
 
 def _of_other_hosts(runs_dir: Path) -> dict[str, Path]:
-    """Returns this user's notes of tuners on other hosts: job -> note. Leaves out locked notes: their tuners still run."""
+    """Returns this user's notes of tuners on other hosts: job name -> note. Leaves out locked notes: their tuners still run."""
     told = {note: NOTED.fullmatch(note.name) for note in runs_dir.glob(f"{NOTES}*{NOTE}")}
     return {job_of(note): note for note, name in told.items() if name and name[1] != platform.node() and is_free(note)}
 
@@ -191,7 +191,7 @@ def _of_other_hosts(runs_dir: Path) -> dict[str, Path]:
 def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:
     """Returns the jobs with these names that hold nodes or wait for them; None if Slurm does not answer.
 
-    Leaves out jobs with a step: an agent runs there, so its tuner is alive, too.
+    Leaves out jobs with a step. The step is an agent, and an agent runs only as long as its tuner.
 
     Returns:
         Name -> (number, whether the tuner is certainly gone).
@@ -207,7 +207,7 @@ def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:
 
 
 def _settle(name: str, note: Path, held: Mapping[str, tuple[str, bool]]) -> str:
-    """Cancels another host's job if its tuner is gone; returns a line for the user if that is not known, else ""."""
+    """Cancels another host's job if its tuner is certainly gone. Returns a line for the user if it may be left, else ""."""
     number, is_gone = held.get(name, ("", True))
     if number and is_gone:
         is_gone = cancel(left := {number}) and not left

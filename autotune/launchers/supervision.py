@@ -24,7 +24,7 @@ from autotune.process_ends import signal_name
 
 READ_BYTES = 1 << 16
 ANSWER_S = 30.0  # longest wait for an answer; a start takes milliseconds, or seconds on a machine that swaps
-GONE_S = 30.0  # longest wait until a warm server that cannot be used is gone
+GONE_S = 30.0  # longest wait until a warm server that cannot be used has exited
 CLOSE_S = 5.0  # longest wait for the supervisor's exit, not counting grace periods
 Message = dict[str, Any]
 
@@ -34,27 +34,27 @@ class SupervisorLost(Exception):
 
 
 class NotForked(Exception):
-    """A warm server could not start a trial; the message says why. A fresh start may still work."""
+    """A warm server (warm.py) could not fork a trial; the message says why. A fresh start may still work."""
 
 
 class SupervisorProcess:
     """One supervisor process. It is ended when this object is closed or garbage-collected, or when the tuner exits.
 
     Args:
-        study: the study's folder. It and `slot` make up the supervisor's own mark, see environment.mark_of.
-        slot: name of the slot whose trials it starts; "" for the whole machine.
-        cores: the cores that its trials may use; () for all.
+        study: the study's folder. The supervisor's mark names it and `slot` (environment.mark_of).
+        slot: name of the slot whose trials the supervisor starts; "" for the whole machine.
+        cores: the cores that these trials may use; () for all.
         terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
 
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair()
-        log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 (the log's last line says why the process exited on its own)
         argv = [sys.executable, "-P", "-m", "autotune.launchers.supervisor", *map(str, (theirs.fileno(), terminate_s, kill_s))]
         try:
             self._process = subprocess.Popen(
                 argv,
-                cwd="/",  # so that it does not prevent unmounting a disk
+                cwd="/",  # a process's working directory cannot be unmounted
                 env={**own_environment(), protocol.MARK_VARIABLE: mark_of(study, SUPERVISOR, slot)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -62,7 +62,7 @@ class SupervisorProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # neither Ctrl-C nor a hangup may reach it
             )
-            if cores:  # its children inherit them
+            if cores:  # the trials inherit this affinity
                 os.sched_setaffinity(self._process.pid, cores)
         except BaseException:
             ours.close()
@@ -87,8 +87,8 @@ class SupervisorProcess:
             argv: the command.
             cwd: working directory.
             env: the complete environment.
-            folder: where its output goes.
-            server: mark of the warm server that forks it; "" for a fresh start.
+            folder: the folder for the trial's output.
+            server: mark of the warm server that forks the trial; "" for a fresh start.
 
         Raises:
             OSError: the process cannot be started.
@@ -108,7 +108,7 @@ class SupervisorProcess:
 
         Args:
             mark: the server's mark.
-            argv: the command; the supervisor appends two arguments (see harness/warm_server.py).
+            argv: the command. The supervisor appends two arguments, which harness/warm_server.py describes.
             cwd: working directory.
             env: the complete environment.
             patience_s: how long the server may take to get ready.
@@ -159,7 +159,7 @@ class SupervisorProcess:
         self._send({"do": "end", "trial": mark, "after_s": after_s})
 
     def messages(self, mark: str) -> list[Message]:
-        """Returns the messages about a trial since the last call. Costs one system call if there are none."""
+        """Returns the messages about a trial since the last call. Costs one system call if there are no messages."""
         self._receive()
         return self._inbox.pop(mark, [])
 
@@ -179,7 +179,7 @@ class SupervisorProcess:
         except BlockingIOError:  # the supervisor no longer reads
             self.kill()
         except OSError:
-            self._receive()  # messages sent before it exited still count
+            self._receive()  # messages that the supervisor sent before it exited still count
 
     def _receive(self) -> None:
         while self.end is None:
@@ -197,13 +197,13 @@ class SupervisorProcess:
                 self._inbox.setdefault(message["trial"], []).append(message)
 
     def _note_end(self) -> None:
-        status = exit_status(self._process, CLOSE_S)  # it may have closed its socket but still run
+        status = exit_status(self._process, CLOSE_S)  # the supervisor may have closed its socket but still run
         if self.end is None:
             self.end = f"killed by {signal_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
-    """Closes a supervisor's socket, so that it ends every trial, and waits for its exit. Also called at the tuner's exit."""
+    """Closes a supervisor's socket, so that it ends every trial and exits; waits for that. Also called when the tuner exits."""
     ours.close()
     exit_status(process, patience_s)
     log.close()

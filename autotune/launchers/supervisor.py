@@ -1,26 +1,28 @@
 """Runs the parent process of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
 
-The trials are children of this supervisor rather than of the tuner, which could not end them if it were killed. The supervisor
-has its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process
-that a trial starts. When the tuner exits, for whatever reason, the socket between the two closes. Then the supervisor ends the
-trials, removes their shared memory and exits. While a trial is measured, all it does is read the process list once a second.
+The trials are children of this supervisor and not of the tuner, because a killed tuner could not end them. The supervisor has
+its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process that a
+trial starts. When the tuner exits, for whatever reason, the socket between tuner and supervisor closes. Then the supervisor
+ends the trials, removes their shared memory and exits. While a trial is measured, the supervisor only reads the process list
+once a second.
 
-FD is the supervisor's end of a socket pair. Both sides write one JSON object per line. "trial" and "server" are marks: each
-names a trial or a warm server (environment.mark_of). Messages are never stored, because they contain environments with secrets.
+FD is the supervisor's end of a socket pair. TERMINATE_S and KILL_S are grace periods. Both sides write one JSON object per
+line. "trial" and "server" are marks: each names a trial or a warm server (environment.mark_of). Messages are never stored,
+because they contain environments with secrets.
 
     tuner       {"do": "start", "trial", "argv", "cwd", "env", "stdout", "stderr"}    starts a trial
-                {"do": "serve", ...}                        the same, for a warm server (harness/warm_server.py), which is
-                                                            tracked and ended like a trial
-                {"do": "start", ..., "server"}              the same, but this warm server forks the trial
+                {"do": "serve", ...}                        starts a warm server (harness/warm_server.py). Its fields are
+                                                            those of "start"; it is tracked and ended like a trial
+                {"do": "start", ..., "server"}              starts a trial as a fork of this warm server
                 {"do": "end", "trial", "after_s"}           SIGTERM after `after_s`, SIGKILL after a grace period
     supervisor  {"is": "started", "trial"}
                 {"is": "refused", "trial", "why"}           the process cannot be started
                 {"is": "ready", "trial", "why"}             a warm server is ready; if "why" is not "", it cannot be used
                 {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
-                                                            is_own = whether it exited before our first signal
+                                                            is_own = whether it exited before any signal from here
                 {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end;
-                                                            is_signalled = whether we sent a signal
+                                                            is_signalled = whether they were sent a signal from here
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from autotune.launchers.descendants import Descendants
 
 ENTRY_POINT = Path(__file__).resolve().parent / "entry_point.py"
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 1.0  # between reads of the process list while a trial runs; a process that exits sooner may be missed
-END_LOOK_S = 0.05  # between reads of the process list while a trial is being ended
+LOOK_S = 1.0  # pause between reads of the process list while a trial runs; a process that runs for less time may be missed
+END_LOOK_S = 0.05  # pause between reads of the process list while a trial is being ended
 READ_BYTES = 1 << 16
 FORK_S = 5.0  # longest wait for a warm server to fork, which normally takes less than 10 ms
 
@@ -55,10 +57,10 @@ class Trial:
     """A running trial or warm server.
 
     Attributes:
-        pid: of the first process.
+        pid: id of the first process.
         ending: state of the shutdown (SIGTERM, SIGKILL).
-        process: the first process, if it was started from here; None if a warm server forked it.
-        link: our end of the socket to a warm server; None for a trial.
+        process: the first process, if the supervisor started it; None if a warm server forked it.
+        link: the supervisor's end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.
         end_at_s: when to begin to end the trial, on the monotonic clock; None while it may run.
         num_reported: number of the trial's processes that have been reported to the tuner.
@@ -92,12 +94,12 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Serves until the tuner is gone and no trial is left."""
+        """Handles messages and processes until the tuner is gone and no trial is left."""
         wake, woken = socket.socketpair()
         for end in (wake, woken, self._tuner):
             end.setblocking(False)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):  # not SIG_IGN, which the trials would inherit
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):  # SIG_IGN would be inherited by the trials
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         with self._selector as selector:
@@ -186,7 +188,7 @@ class Supervisor:
         self._descendants.add(mark, pid)
 
     def _spawn(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Starts a process; a warm server also gets a socket."""
+        """Starts the first process of a trial, or a warm server with its socket."""
         argv = [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *message["argv"]]
         link, theirs = socket.socketpair() if message["do"] == "serve" else (None, None)
         with theirs or contextlib.nullcontext():
@@ -214,7 +216,7 @@ class Supervisor:
         with ours, open(os.devnull, "rb") as stdin:
             with theirs:
                 socket.send_fds(server.link, [b"+"], [file.fileno() for file in (stdin, stdout, stderr, theirs)])
-            said = ours.recv(READ_BYTES)  # one short line
+            said = ours.recv(READ_BYTES)  # id of the trial's process, in one short line
             if not said.endswith(b"\n"):
                 raise ChildProcessError("the warm server did not fork")
             self._keep(message["trial"], int(said))
@@ -277,7 +279,7 @@ class Supervisor:
 
     def _step_trial(self, mark: str, trial: Trial) -> None:
         alive = self._descendants.of(mark)
-        if not alive and self._reap():  # a child is left, which may be an unseen process of this trial
+        if not alive and self._reap():  # a child of the supervisor is left: maybe an unseen process of this trial
             self._descendants.look(is_thorough=True)
             alive = self._descendants.of(mark)
         is_due = trial.end_at_s is not None and time.monotonic() >= trial.end_at_s

@@ -1,4 +1,4 @@
-"""Talks to the agent on a node: the transport of Slurm or Ray starts it, and a `Node` sends it questions and gets answers."""
+"""Talks to the agent (node.py) on a node: a `Transport` starts it through Slurm or Ray, and a `Node` asks it questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.plain_text import shortened
 
 SILENT_S = 10.0  # after this time without a heartbeat, the engine (Slurm or Ray) is asked whether the node is still there
 LOST_S = 32.0  # after this time the node counts as lost, whatever the engine says: its agent has exited by then (link.LEASE_S)
-LEAVE_S, KILL_S = 15.0, 3.0  # longest wait for an agent to end its trial and exit, and for the exit after a signal
+LEAVE_S, KILL_S = 15.0, 3.0  # longest wait for an agent to end its trial and exit; for an exit after a signal
 
 
 class NodeLost(Exception):
@@ -28,7 +28,7 @@ class NodeLost(Exception):
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Gives up a node whose agent sends something that this version does not understand.
+    """Gives up a node whose agent sends a message that this version of autotune does not understand.
 
     Raises:
         NodeLost: a message lacks a key, or a value has another type.
@@ -47,7 +47,7 @@ class Transport(ABC):
     Attributes:
         link: the link to the agent.
         job: the engine's name for the job; "" until the agent has reported it.
-        note: empty file. If the node is lost, `close` writes to it: an agent that sees this exits. None if not used.
+        note: an empty file, or None. If the node is lost, `close` writes to the file. An agent that sees this exits.
     """
 
     link: Link
@@ -63,7 +63,7 @@ class Transport(ABC):
         return None
 
     def unseen(self) -> BadInput | None:
-        """Returns the error if a node of the job does not see the files that it needs; None if no such node is known."""
+        """Returns the error if a node of the job does not see the files that the study needs; None if no such node is known."""
         return None
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Transport(ABC):
         """Returns why the agent did not start, if the link closed before its first message."""
 
     def unanswered(self) -> str:
-        """Returns why it is worth repeating a refused request: the engine does not answer. "" for any other refusal."""
+        """Returns how the engine failed to answer, if this was the reason for `refusal`; "" for any other reason."""
         return ""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the job and returns when it is gone, within a few seconds."""
+        """Ends the job and returns when the job is gone, within a few seconds."""
 
 
 class Node:
@@ -124,7 +124,7 @@ class Node:
             if message and message.get("re") == number:
                 with readable():
                     return _checked(message)
-            if message and "is" in message:  # an event; anything else is a late answer to an earlier question
+            if message and "is" in message:  # an event; a message without "is" is a late answer to an earlier question
                 self._events.append(message)
         raise NodeLost(f"its agent has not answered for {patience_s:.0f} s")
 
@@ -157,7 +157,7 @@ class Node:
 
 
 def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
-    """Closes the link and waits until the process at its other end has exited. Ends a process that stays or is unreachable."""
+    """Closes the link, and waits for the exit of the process at its other end. Ends a process that stays or is unreachable."""
     is_reached = link.is_begun and not link.is_lost and link.silent_s < SILENT_S
     leave_s = LEAVE_S if is_reached else 1.0 if link.is_begun else 0.0
     link.close()

@@ -1,8 +1,8 @@
 """Protects the user's checkpoints and logs from being overwritten by trials, and reports the files that a trial leaves behind.
 
-A separate process does the guarding (keeper.py); this is the tuner's side of it. A new file in the working directory, or in a
-folder that the command names, counts as the trial's if one of the trial's processes was seen writing it. Any other new file
-may come from another program, an editor or a person, and is reported separately.
+A separate process does the guarding (keeper.py). This module is the tuner's side of it. A new file in the working directory, or
+in a folder that the command names, counts as the trial's if one of the trial's processes was seen writing it. Any other new
+file may come from another program, an editor or a person, and is reported separately.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from autotune.launchers.process_tree import exit_status
 from autotune.run_dir import is_study
 from autotune.studies import RESERVED_NAMES, foreign
 
-ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the machine may be swapping
+ANSWER_S = 30.0  # longest wait for the keeper's answer; long, because the machine may be swapping
 END_S = 300.0  # longest wait for the keeper's report; it may be copying files that the trial has removed
-CLOSE_S = 1.0
+CLOSE_S = 1.0  # longest wait for the keeper's exit; then it is killed
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper; it may guard fewer of them, and reports the others
-MAX_DEPTH = 3  # folders deeper than this are searched last for checkpoints and logs, as hidden ones are
+MAX_DEPTH = 3  # deeper folders, like hidden ones, are searched last for checkpoints and logs
 # Why a folder is reported as not guarded.
 TOO_MANY_FOLDERS = "not all folders in it were searched for checkpoints and logs"
 TOO_MANY_ENTRIES = f"taken for a data set, since it has {MAX_ENTRIES:,} entries or more"
-MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
+MANY_LOGS = 100  # if a folder has more files than this that are named like logs, they are taken for a data set
 MANY_UNNAMED = 100  # if a folder has more files than this whose names have no dot, they are taken for a data set
 # In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched, and another
-# MAX_FOLDERS that are hidden or deep. In the search for new files, subfolders with more than MAX_INSIDE entries are ignored.
-# Folders in which programs write logs have fewer.
+# MAX_FOLDERS that are hidden or deep. In the search for new files, subfolders with more than MAX_INSIDE entries are ignored:
+# folders in which programs write logs have fewer entries.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
-HEAD_BYTES = 8 << 10
-IGNORED = frozenset({"__pycache__"})
+HEAD_BYTES = 8 << 10  # a file whose first HEAD_BYTES contain a NUL is binary
+IGNORED = frozenset({"__pycache__"})  # never reported as new
 # Folders that are not searched for checkpoints and logs: a trial does not save there, and they have many files.
 UNSEARCHED = IGNORED | {
     *(".git", ".hg", ".svn", ".dvc", ".cache", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".venv", ".tox", ".nox"),
@@ -66,8 +66,8 @@ class Report:
     Attributes:
         left: new files and folders that the trial made -> their size in bytes.
         new: new files and folders of unknown origin -> their size in bytes.
-        kept: user files that the trial would have changed without the guard.
-        aside: user files that the trial changed or removed -> copy of the original.
+        kept: user files that the guard kept the trial from changing.
+        aside: user files that the trial changed or removed -> path of a copy of the original.
         unguarded: user files that could not be guarded, and folders that were not searched for such files -> reason.
         loaded: checkpoints from which the trial continued a training.
         continued: those checkpoints in `loaded` that earlier trials made.
@@ -86,8 +86,8 @@ class UserFiles:
     """Guards the user's files during the trials of a study, one trial at a time.
 
     Args:
-        slot: name of the slot whose trials it watches; "" for the whole machine.
-        made: files that earlier trials made; shared by all slots.
+        slot: name of the slot whose trials to watch; "" for the whole machine.
+        made: files that earlier trials made. All slots share this set.
     """
 
     def __init__(self, slot: str = "", made: set[Path] | None = None) -> None:
@@ -99,11 +99,11 @@ class UserFiles:
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
         """Starts guarding and watching; returns when the trial may start.
 
-        If the process that guards the files dies or does not answer, and its successor does not answer either, the trial runs
-        unguarded, and `end` reports each file as unguarded.
+        If the keeper dies or does not answer, a new keeper is started. If that does not answer either, the files are unguarded
+        during the trial, and `end` reports each of them as unguarded.
 
         Raises:
-            AutotuneError: the process that guards the files cannot be started.
+            AutotuneError: the keeper cannot be started.
         """
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
@@ -126,7 +126,7 @@ class UserFiles:
         if folders is None:
             return Report()
         said = self._keeper.ask({"do": "end"}, "ended", END_S) if self._keeper else None
-        if said is None:  # the keeper was killed: the files were unguarded from then on
+        if said is None:  # the keeper was killed or hangs: from then on, the files were unguarded
             self.close()
             self._keeper = None
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
@@ -136,7 +136,7 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        # What the trial has changed now holds its content; the copies hold the user's. Other programs may have made some again.
+        # User files that the trial has changed count as made by trials now, unless another program has made them again since.
         aside = set(said.get("aside", {})) - set(said.get("again", []))
         self.made.update(path for path in map(Path, aside) if os.path.lexists(path))
         return Report(
@@ -168,11 +168,11 @@ class UserFiles:
 
 
 class KeeperProcess:
-    """The keeper's process. It ends with this object. If the tuner is killed, it ends with the study's last process.
+    """The keeper's process. It ends with this object. If the tuner is killed, it ends after the study's last process.
 
     Args:
-        study: the study's folder, from which the marks are derived.
-        slot: name of the slot whose processes it watches; "" for all processes of the study.
+        study: the study's folder. It and `slot` determine how the marks of the processes to watch begin.
+        slot: name of the slot whose processes to watch; "" for all processes of the study.
     """
 
     def __init__(self, study: Path, slot: str = "") -> None:
@@ -224,7 +224,7 @@ class Folders:
         self._files = [path for path in named if os.path.isfile(path)]
         existing = [self._cwd, *(path for path in named if os.path.isdir(path) and path != self._cwd)]
         self._roots = [path for path in existing if len(_names(path)) < MAX_ENTRIES]
-        # Paths that the command names and that do not exist yet. `_roots` covers those in the working directory.
+        # Paths that the command names and that do not exist yet, except those in the working directory, which is in `_roots`.
         self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
         self._before = self._entries()
         self._names, missed = _search(self._roots, self._study.parent)
@@ -234,10 +234,10 @@ class Folders:
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
-        A checkpoint is known by its name or, if its name has no dot, by its content.
-        Text files are left out, since people edit configuration files while a study runs. For logs, see `logs`.
+        A checkpoint is recognised by its name or, if its name has no dot, by its content. Text files are left out, because
+        people edit configuration files while a study runs. For logs, see `logs`.
         """
-        # Files on a mounted disk may all be executable.
+        # Executables are left out, except those named like checkpoints: some mounted disks show every file as executable.
         named = [path for path in self._files if path.name.endswith(CHECKPOINTS) or not os.access(path, os.X_OK)]
         named = [path for path in named if _is_binary(path)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
@@ -251,7 +251,7 @@ class Folders:
         named = [path for path in self._files if is_log(str(path))]
         by_folder = [[folder / name for name in names if is_log(f"{folder}/{name}")] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # without the trials' own logs
+        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # the study's folder holds the trials' logs
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""
@@ -264,7 +264,7 @@ class Folders:
         """Returns new files and folders, as (made by the trial, of unknown origin).
 
         Args:
-            wrote: files that the trial was seen writing, and folders that it made.
+            wrote: files that the trial was seen writing, and folders that it was seen making.
         """
         entries = self._entries() - self._before
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
@@ -286,8 +286,8 @@ class Folders:
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
         """Returns what else a trial made: folders anywhere, and files outside of the known folders or deep inside them.
 
-        Leaves out autotune's files in the study's folder, files in a temporary folder, and files in a folder that is returned
-        itself.
+        Leaves out autotune's files in the study's folder, files in a temporary folder, and files in a folder that is itself
+        returned.
         """
         temporary, found, in_study = list(_temporary_places()), list[Path](), foreign(self._study)
         for path in sorted(wrote):
@@ -307,7 +307,7 @@ class Folders:
             found |= {root / name for name in _names(root)}
             for folder in _looked_into(root, self._study):
                 inside = _names(folder)
-                if folder == self._study.parent:  # `runs`, which TensorBoard's writer uses as well
+                if folder == self._study.parent:  # often `runs`, where TensorBoard's writer makes folders, too
                     ours = {name for name in inside if _is_ours(folder / name, folder)}
                     inside -= ours
                     found.update(path for name in ours - set(RESERVED_NAMES) for path in foreign(folder / name))
@@ -326,7 +326,7 @@ def _paths(word: str, cwd: Path) -> Iterator[Path]:
 
 
 def _looked_into(root: Path, study: Path) -> list[Path]:
-    """Returns the subfolders in which a program may keep a folder per run, as "lightning_logs" does ("version_3").
+    """Returns the subfolders in which a program may make a folder per run, such as "lightning_logs" (with "version_3").
 
     Symbolic links to folders are resolved.
     """
@@ -336,11 +336,11 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
 
 
 def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], dict[Path, str]]:
-    """Searches folders and those below them, within MAX_FOLDERS for each. Links to folders are resolved.
+    """Searches each root and the folders below it, at most MAX_FOLDERS per root. Links to folders are resolved.
 
-    The folders in a root come first. Below them, each folder's first subfolder comes before any folder's second one, and so on,
-    so that a data set with a folder per class does not use up MAX_FOLDERS. Hidden folders and those below MAX_DEPTH come last;
-    of these, another MAX_FOLDERS are searched. The studies in the folder `runs` and virtual environments are left out.
+    The folders in a root come first. Below them, each folder's first subfolder comes before any folder's second one, and so on.
+    So a data set with a folder per class does not use up MAX_FOLDERS. Hidden folders and those below MAX_DEPTH come last, and
+    another MAX_FOLDERS of them are searched. The studies in the folder `runs` and virtual environments are left out.
 
     Returns:
         the names of the files in each folder, and the folders that were searched only in part -> reason
@@ -394,19 +394,19 @@ def _newest(paths: list[Path]) -> list[Path]:
 
 
 def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> list[Path]:
-    """Returns the first `most` of the paths that are files which a trial can write or replace, each once, links resolved.
+    """Returns the first `most` files among the paths that a trial can write or replace, with links resolved, each only once.
 
     Leaves out files below the folder `besides`.
     """
     found: dict[Path, None] = {}
-    # Resolved one by one, since there may be thousands on a slow file system, and not by Path.resolve, which raises an error
-    # if a link leads to itself.
+    # Resolves one path at a time and stops after `most` files: there may be thousands of paths on a slow file system.
+    # Path.resolve would raise an error for a link that leads to itself.
     for path in (Path(os.path.realpath(path)) for path in paths):
         if len(found) == most:
             break
         if path in found or (besides and path.is_relative_to(besides)):
             continue
-        # A file that is read-only can be replaced or removed if its folder is not.
+        # A read-only file can be replaced or removed if its folder is writable.
         if os.path.isfile(path) and (os.access(path, os.W_OK) or os.access(path.parent, os.W_OK)):
             found[path] = None
     return list(found)
@@ -420,10 +420,10 @@ def _modified_s(path: Path) -> float:
 
 
 def _is_ours(path: Path, runs: Path) -> bool:
-    """Whether an entry is a study's folder, or one that autotune makes next to the studies: its notes, the tracking store.
+    """Whether an entry is a study's folder, or is made by autotune next to the studies: its notes, the tracking store.
 
-    In the folder `runs`, a folder with a folder "trials" is a study, maybe one that has just begun. Elsewhere, a program's own
-    files may lie in a folder of this name.
+    In the folder `runs`, each folder that has a folder "trials" counts as a study, because the study may have just begun.
+    Elsewhere, a folder "trials" may contain a program's own files.
     """
     is_store = path.name.removeprefix(".").startswith(RESERVED_NAMES) or path.name == STORE_LOCK
     # Path.is_dir would raise an error for the study of another user, whose folder is private.
@@ -433,7 +433,7 @@ def _is_ours(path: Path, runs: Path) -> bool:
 
 def _temporary_places() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()).resolve()
-    yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).resolve()  # a user may have no home
+    yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).resolve()  # works without a home, too
 
 
 def _is_binary(path: Path) -> bool:
@@ -443,7 +443,7 @@ def _is_binary(path: Path) -> bool:
 
 
 def _is_saved_by_torch(path: Path) -> bool:
-    return os.path.isfile(path) and is_saved_by_torch(path)  # to open a pipe would wait for another program
+    return os.path.isfile(path) and is_saved_by_torch(path)  # opening a named pipe would wait for another program
 
 
 def _names(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Decides which commands allow warm starts, and manages the server process that forks the trials."""
+"""Decides which commands allow warm starts, and manages the warm server: a process that imports torch and forks the trials."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
 NOT_BY_ENV = "the command begins with env; to let trials start faster, give env.NAME=VALUE before `--` instead"
-MAX_SERVERS = 3  # maximum number of servers that a study starts: if three have ended, a fourth is not worth a try
+MAX_SERVERS = 3  # maximum number of servers that a study starts: if three have ended, a fourth would probably end, too
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """Properties that a server and the trials it forks must share.
+    """Properties that must be equal for a server and the trials that it forks.
 
     Attributes:
-        interpreter: the interpreter as the command names it.
+        interpreter: the Python interpreter as the command names it.
         modules: the modules that the server imports.
         cwd: working directory.
         environment: environment variables, except those that differ between trials.
@@ -41,13 +41,13 @@ class Key:
 
 
 class WarmServer:
-    """The warm server of a study; started when it is first needed, and again after it has exited.
+    """The warm server of a study. It is started when it is first needed, and restarted after it has exited.
 
     Attributes:
         mark: mark of the server that can fork the trial last passed to `prepare`; "" if no server can.
         why_not: why no server can fork that trial; "" if one can.
         why_less: why the server has imported only the modules in OF_TORCH; "" if it has imported all that were requested.
-        start_s: how long a fresh interpreter takes to import the modules, measured when the server was started.
+        start_s: how long a fresh interpreter takes to import the modules, measured when the server was last started.
     """
 
     def __init__(self) -> None:
@@ -78,13 +78,13 @@ class WarmServer:
         self.mark = "" if self.why_not else mark
 
     def give_up(self, why: str) -> None:
-        """Ends a server that did not fork. The next trial starts another one."""
+        """Ends a server that did not fork, for the reason `why`. The next trial starts another server."""
         if self._supervisor is not None:
             self._supervisor.end_trial(self.mark, after_s=0.0)
         self.mark, self.why_not, self._key = "", why, None
 
     def _serve(self, key: Key, modules: Sequence[str], mark: str, *, patience_s: float) -> str:
-        """Starts a server that imports the modules, and waits until it is ready; returns why it cannot be used."""
+        """Starts a server that imports the modules, and waits until it is ready; returns why it cannot be used, or ""."""
         assert self._supervisor is not None
         argv = [key.interpreter, str(SERVER_SCRIPT), *modules]
         try:

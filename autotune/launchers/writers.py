@@ -16,7 +16,7 @@ IN_ONLYDIR = 0x01000000
 EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
 READ_BYTES = 1 << 16
 MAX_PARENTS = 64  # longest chain of parents that is followed, from a process up to the supervisor
-WRITABLE = 0o200  # in the mode of /proc/PID/fd/N: open for writing
+WRITABLE = 0o200  # bit in the mode of the link /proc/PID/fd/N: the file is open for writing
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Event:
     Attributes:
         path: the entry that was created, written, deleted or renamed.
         mask: IN_CREATE, IN_CLOSE_WRITE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; with IN_ISDIR if the entry is a folder.
-        cookie: the same in both events of one rename.
+        cookie: number that both events of one rename share.
     """
 
     path: Path
@@ -38,13 +38,13 @@ class FolderWatch:
     """Watches folders with inotify.
 
     Attributes:
-        file: descriptor that is readable when something has changed. Without inotify, no change is ever reported.
+        file: descriptor that is readable when something has changed. If inotify is not available, it is never readable.
     """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None)
         self.file: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.file < 0:  # this user has no instance left (fs.inotify.max_user_instances): this descriptor is never readable
+        if self.file < 0:  # this user has used up fs.inotify.max_user_instances: use a descriptor that is never readable
             self.file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._paths: dict[int, Path] = {}
 
@@ -81,7 +81,7 @@ class FolderWatch:
 
 @dataclass
 class Processes:
-    """The processes of a study: those with its mark in their environment, and their descendants.
+    """The processes of a study: those with a mark of the study in their environment, and their descendants.
 
     Attributes:
         prefix: the common beginning of the study's marks.
@@ -91,7 +91,7 @@ class Processes:
     _known: dict[int, bool] = field(default_factory=dict)
 
     def has(self, pid: int) -> bool:
-        """Returns whether a process belongs to the study, according to /proc now."""
+        """Returns whether a process belongs to the study, as /proc shows it now."""
         for _ in range(MAX_PARENTS):
             if self._is_marked(pid):
                 return True
@@ -112,7 +112,7 @@ class Processes:
                         path = os.readlink(link)
                         if path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/memfd:")):
                             found.add(Path(path))
-            except OSError:  # it has exited
+            except OSError:  # the process has exited
                 continue
         return found
 
@@ -124,7 +124,8 @@ class Processes:
         present = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         known = self._known
         self._known = {pid: known[pid] if pid in known else self.has(pid) for pid in present if pid != os.getpid()}
-        return [pid for pid, is_member in self._known.items() if is_member and self.has(pid)]  # ids may be reused
+        # `has` again, because another process may have got the id.
+        return [pid for pid, is_member in self._known.items() if is_member and self.has(pid)]
 
     def _is_marked(self, pid: int) -> bool:
         try:

@@ -42,9 +42,9 @@ SITES = {
         harness.explain.workers.ObservedWorker._write harness.explain.workers.prefix harness.explain.workers.remove
         harness.guarded_files._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._list
-        launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget
+        launchers.rank_results.RankResults.refresh launchers.shared_memory.forget
         launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__
-        launchers.slurm_cancel.mark monitors.sealing._rewrite owner.Claim.__exit__
+        launchers.slurm_cancel.mark launchers.tuner_files.is_free monitors.sealing._rewrite owner.Claim.__exit__
         monitors.sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the study or the program goes on without it; the callers handle the error": """

@@ -17,7 +17,7 @@ import autotune
 from autotune.errors import AutotuneError, BadInput, NoNode
 from autotune.failures import classify
 from autotune.knobs import malloc
-from autotune.launchers import messages, node, remote, slurm_cancel, supervision, transport, user_files, warm
+from autotune.launchers import messages, node, remote, slurm_cancel, supervision, transport, tuner_files, user_files, warm
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
@@ -443,12 +443,12 @@ def test_token_left_by_a_killed_tuner_is_removed(tmp_path):
 
 
 def test_a_token_stays_while_it_is_locked_or_cannot_be_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "is_taken", lambda _: False)  # as in another container, which has the host's name
+    monkeypatch.setattr(tuner_files, "is_taken", lambda _: False)  # as in another container, which has the host's name
     with remote._token(tmp_path) as token, remote._token(tmp_path):
         assert (tmp_path / token).is_file()
     (stale := tmp_path / f".autotune-{platform.node()}-7-x.token").touch()
     monkeypatch.setattr(remote.os, "getuid", lambda: -1)
-    assert remote.left_by_killed(tmp_path, remote.TOKEN) == []
+    assert tuner_files.left_by_killed(tmp_path, remote.TOKEN) == []
     monkeypatch.undo()
     monkeypatch.setattr(remote, "left_by_killed", lambda *_: [tmp_path, stale])  # a folder cannot be unlinked
     with remote._token(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
-from autotune.launchers import remote, slurm, slurm_cancel
+from autotune.launchers import slurm, slurm_cancel, tuner_files
 from autotune.launchers.remote import Place
 from autotune.launchers.remote_slots import RemoteSlots
 from tests.support.waiting import wait_until
@@ -180,7 +180,7 @@ def test_job_of_a_tuner_running_in_another_container_is_not_cancelled(scancel, t
     (tmp_path / "srun").chmod(0o755)
     scancel(f"touch {tmp_path}/asked")
     srun = slurm.Srun(SlurmOptions(), runs_dir=tmp_path / "runs")
-    monkeypatch.setattr(remote, "is_taken", lambda _: False)  # its id is free here
+    monkeypatch.setattr(tuner_files, "is_taken", lambda _: False)  # its id is free here
     try:
         slurm_cancel.cancel_left(tmp_path / "runs")
         assert srun.note.exists()
@@ -248,7 +248,7 @@ def test_job_of_a_tuner_on_another_host_is_cancelled_only_if_its_agent_is_gone(s
 def test_job_of_a_tuner_on_another_host_is_not_queried_while_its_note_is_locked(scancel, tmp_path):
     scancel(f"touch {tmp_path}/asked", "squeue")
     with noted(tmp_path, "far", 7, "1a2b").open("w") as note:
-        remote.lock(note.fileno())
+        tuner_files.lock(note.fileno())
         assert slurm_cancel.cancel_left(tmp_path) == []
     assert not (tmp_path / "asked").exists()
     slurm_cancel.cancel_left(tmp_path)

@@ -19,7 +19,7 @@ from autotune.cli.main import main
 from autotune.errors import BadInput, FolderLost
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.process_tree import members
-from autotune.launchers.remote import left_by_killed
+from autotune.launchers.tuner_files import left_by_killed
 from autotune.studies import create
 from autotune.trackers import store
 from tests.cli.conftest import Cli

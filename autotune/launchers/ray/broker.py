@@ -2,16 +2,22 @@
 
 Ray is imported here and nowhere else: when the head of a cluster dies, Ray ends every process that is connected to the cluster.
 PYTHON may be another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this
-program needs only Ray and the standard library of Python 3.9, and is run by path.
+program needs only Ray and the standard library of Python 3.9, and it is run as a file, not as a module of autotune.
 
-The tuner's end of the link is standard input and output. Calls to an actor on the node carry the bytes, so no separate port is
-needed. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
-when the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
+This program's standard input and output are the tuner's end of the link. Calls to an actor on the node carry the bytes, so no
+separate port is needed. The actor starts the agent in a separate session, so that Ray does not find and end the agent. The
+agent exits when its pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
-REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
-"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "is_again" (whether to wait for the
-head, too, because the study had a node before), "num_slots" (the number of brokers that request the same resources), and
-"agent", the agent's command.
+REQUEST is a JSON object:
+
+    "address"           `launch.ray.address`
+    "cpus", "gpus"      numbers that the agent needs; "gpus": null means "num_processes" if the cluster has GPUs, else 0
+    "num_processes"     number of processes of a trial
+    "may_wait"          whether to wait for a node that the cluster does not have yet
+    "is_again"          whether the study had a node before; if so, this program waits for the head, too
+    "num_slots"         number of brokers that request the same resources
+    "agent"             the agent's command
+
 This program reports on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
 {"lost": why}.
 """
@@ -32,20 +38,20 @@ import threading
 import time
 from typing import Any, NoReturn
 
-# Remove this file's folder from the list, which Ray passes on to its workers.
+# Ray passes this list on to its workers, which must not import modules from this file's folder.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # longest wait for a TCP connection to the head
 LOOK_S = 2.0  # pause between two checks of why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
-RETRY_S = 0.2
+RETRY_S = 0.2  # pause before a call to the actor is repeated
 LEAVE_S = 14.0  # the agent is killed if it has not exited this many seconds after the tuner closed the link
 KILL_S = 1.0  # longest wait for a call that kills the agent
 CHUNK_BYTES = 1 << 20
-MAX_WORDS_BYTES = 1 << 14
+MAX_WORDS_BYTES = 1 << 14  # the tuner gets at most this much of the agent's standard error
 CLUSTER = "autotune"  # Ray's namespace for the actor
-# The only variables that the agent gets from Ray's worker. The tuner then sends it the user's environment.
+# The only variables that the agent gets from Ray's worker. Later, the tuner sends the user's environment to the agent.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
@@ -78,10 +84,10 @@ os.execv(sys.argv[5], sys.argv[5:])
 
 
 class Relay:
-    """The actor: starts the agent on its node, and passes on bytes. Repeating a call, except `start`, has no further effect."""
+    """The actor: starts the agent on its node, and passes on bytes. It is safe to repeat any call except `start`."""
 
     def start(self, argv: list[str], inherited: list[int]) -> None:
-        """Starts the agent. `inherited` is what the function of that name returned on the tuner's machine."""
+        """Starts the agent. `inherited` is the result of the function `inherited` on the tuner's machine."""
         import ray
 
         context = ray.get_runtime_context()
@@ -132,7 +138,7 @@ class Relay:
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent wrote after its first `offset` bytes; b"" if nothing comes in `wait_s`; None once it ended."""
+        """Returns what the agent wrote after its first `offset` bytes; b"" if nothing comes in `wait_s`; None after its end."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset
@@ -143,7 +149,7 @@ class Relay:
             return bytes(self._unread)
 
     def words(self) -> str:
-        """Returns the agent's standard error."""
+        """Returns the end of the agent's standard error."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace")
 
@@ -185,7 +191,7 @@ def say(**fields: str) -> None:
 
 
 def leave(status: int, **fields: str) -> NoReturn:
-    """Reports why, and ends this program. Ray then ends the actor."""
+    """Reports `fields` to the tuner, if there are any, and ends this program. Ray then ends the actor."""
     if fields:
         say(**fields)
     sys.stdout.flush()
@@ -200,8 +206,8 @@ def plainly(error: Exception) -> str:
 
 
 def import_ray() -> Any:
-    """Returns Ray, or ends this program."""
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call made after the connection has ended would start a cluster
+    """Returns the module `ray`; ends this program if it cannot be imported."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else Ray would start a cluster on a call made after the connection has ended
     try:
         import ray
     except ImportError as error:
@@ -211,7 +217,7 @@ def import_ray() -> Any:
 
 
 def connect(request: dict[str, Any], inbox: Inbox) -> None:
-    """Connects to the cluster. If there is none, ends this program or, after a loss, waits until the head is there again."""
+    """Connects to the cluster. If that fails, ends this program, or waits for the head if the study had a node before."""
     address, said = request["address"], ""
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
@@ -229,7 +235,7 @@ def connect(request: dict[str, Any], inbox: Inbox) -> None:
 
 
 def why_unreachable(address: str) -> str:
-    """Connects to the cluster, and returns ""; returns why it cannot be reached if that fails."""
+    """Connects to the cluster. Returns "" or, if that fails, why the cluster cannot be reached."""
     host, _, port = address.rpartition(":")
     try:
         if host:
@@ -246,7 +252,7 @@ def why_unreachable(address: str) -> str:
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
-    """Returns the resources that the actor requests, and ends this program if no node can ever provide them."""
+    """Returns the resources that the actor requests. Ends this program if the cluster can never provide them."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max((node.get("GPU", 0) for node in nodes), default=0)
     gpus = request["gpus"]
@@ -265,7 +271,7 @@ def wanted(request: dict[str, Any]) -> dict[str, int]:
 
 
 def why_waiting(asked: dict[str, int]) -> str:
-    """Returns what the actor waits for."""
+    """Returns a sentence about the resources for which the actor waits."""
     free, there = ray.available_resources(), ray.cluster_resources()
     names = [name for name in asked if asked[name]]
     parts = [f"{free.get(name, 0):g} of {there.get(name, 0):g} {name}s free" for name in names]
@@ -273,7 +279,7 @@ def why_waiting(asked: dict[str, int]) -> str:
 
 
 def in_words(resources: dict[str, Any]) -> str:
-    """Returns "2 GPUs, 8 CPUs"."""
+    """Returns resources as text: "2 GPUs, 8 CPUs"."""
     return ", ".join(f"{value:g} {name}{'' if value == 1 else 's'}" for name, value in sorted(resources.items(), reverse=True))
 
 
@@ -294,7 +300,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
         try:
             ray.get(ready)
             return relay
-        except ray.exceptions.ActorUnavailableError:  # it may or may not have started the agent: try another actor
+        except ray.exceptions.ActorUnavailableError:  # this actor may or may not have started the agent: try another one
             ray.kill(relay)
         except ray.exceptions.RayError as error:
             leave(1, refused="actor", words=plainly(error))
@@ -323,9 +329,9 @@ def call(method: Any, *arguments: Any) -> Any:
 
 
 def send(relay: Any, inbox: Inbox) -> None:
-    """Passes on the tuner's bytes until the tuner ends."""
+    """Passes on the tuner's bytes until the tuner closes the link."""
     offset = 0
-    with contextlib.suppress(ray.exceptions.RayError):  # `receive` reports it
+    with contextlib.suppress(ray.exceptions.RayError):  # the actor is dead: `receive` raises this error, too
         while data := inbox.take():
             call(relay.write, offset, data)
             offset += len(data)
@@ -352,7 +358,7 @@ def main() -> None:
     try:
         receive(relay, inbox, out)
         words = call(relay.words)
-        sys.stderr.write(words)  # unchanged: the tuner looks for missing files in them (`ChildTransport.unseen`)
+        sys.stderr.write(words)  # unchanged, because `ChildTransport.unseen` looks for a message of the agent's command in them
         say(lost=f"its agent ended ({words.strip().rpartition(chr(10))[2] or 'it printed nothing'})")
     except (BrokenPipeError, SystemExit):  # the tuner is gone, or wants this program to end
         pass

@@ -1,6 +1,6 @@
-"""Runs trials on a node of a Ray cluster: a broker, which is a child process, requests the node from Ray and carries the link.
+"""Runs trials on a node of a Ray cluster. A child process, the broker, requests the node from Ray and connects to its agent.
 
-Only the broker (broker.py) imports Ray. The broker runs as long as the node is used, which is the whole study.
+Only the broker (broker.py) imports Ray. It runs as long as the node is used, usually for the whole study.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class RayLauncher(RemoteLauncher):
     Args:
         ray: `launch.ray`.
         place: what the node must see, and the devices of a trial.
-        graces: the grace periods of the LocalLauncher there.
+        graces: the grace periods of the LocalLauncher on the node.
         patience_s: longest wait for a node; None for no limit.
-        num_slots: how many such launchers the study has, each with its own resources.
+        num_slots: number of the study's RayLaunchers, each with its own resources.
     """
 
     engine = "Ray"
@@ -50,12 +50,13 @@ class RayLauncher(RemoteLauncher):
         self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
-        """Starts a broker and returns at once. After a loss, the broker waits: a lost node, or the head, may come back."""
+        """Starts a broker and returns at once. After a loss, the broker waits, because the node or the head may come back."""
         ray = self._ray
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
-        # The broker starts in "/". Symbolic links are not resolved, because one may lead into a virtual environment.
+        # Absolute, because the broker starts in "/". Symbolic links are not resolved: the interpreter of a virtual environment
+        # is a link whose target does not see the packages of the environment.
         python = os.path.abspath(python)
         return Broker(ray, self._place.device, python, num_given=self._num_given, num_slots=self._num_slots)
 
@@ -67,9 +68,9 @@ class Broker(ChildTransport):
         ray: `launch.ray`.
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
-        num_given: number of GPUs that the study got from this cluster before; None at first. If it is given, the broker waits
-            for the head, and for a node that the cluster does not have now.
-        num_slots: the number of brokers of the study, each of which requests the same resources.
+        num_given: number of GPUs that this slot got from Ray for its last node; None before the first node. If it is given, the
+            broker waits for the head, and for a node that the cluster does not have now.
+        num_slots: number of the study's brokers, each of which requests the same resources.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Broker(ChildTransport):
         return BadInput(told.get(kind, otherwise))
 
     def _said(self, name: str) -> str:
-        """Returns the broker's last message under a name; "" if there is none."""
+        """Returns the value that the broker last reported under a name; "" if there is none."""
         lines = [line.removeprefix(SAID) for line in self.text().splitlines() if line.startswith(SAID) and line.endswith("}")]
         said = [str(fields[name]) for fields in map(json.loads, lines) if name in fields]
         return said[-1] if said else ""
