@@ -230,7 +230,8 @@ class Srun(ChildTransport):
         """Returns the error if Slurm has queued a job that can never start, or if the job's agent is silent; else None."""
         if JOB in os.environ:
             return self._lacks_feature()
-        if {"--quiet", "-Q"} & {*self._words}:  # with these, srun does not print the number of a queued job
+        # With --quiet, srun does not print the number of a queued job. With --jobid, it may wait for CPUs of the user's job.
+        if {"--quiet", "-Q"} & {*self._words} or self._is_of_user:
             return None
         if job := self._job():
             self._ask(job)

@@ -97,6 +97,16 @@ def test_job_started_by_the_user_is_never_cancelled(scancel, tmp_path, monkeypat
     transport.close()  # as after an interrupt in the first call
 
 
+@pytest.mark.parametrize(("args", "is_silent"), [(None, True), ("--jobid=12", False)])
+def test_a_step_that_waits_in_a_job_of_the_user_is_not_called_silent(scancel, monkeypatch, args, is_silent):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(slurm, "BEGIN_S", 0.0)
+    scancel("exec cat >/dev/null", "srun")
+    transport = slurm.Srun(SlurmOptions(args=args))
+    assert (transport.why_never() is not None) is is_silent
+    transport.close()
+
+
 def test_job_is_remembered_if_scancel_hangs(scancel, monkeypatch):
     monkeypatch.setattr(slurm_cancel, "SCANCEL_S", 0.2)
     scancel("exec sleep 60")
