@@ -15,7 +15,7 @@ from autotune.clock import Clock
 from autotune.harness import protocol
 from autotune.known_messages import Facts
 
-if TYPE_CHECKING:  # `watch` imports psutil, which not every module that imports this one needs
+if TYPE_CHECKING:  # needed for annotations only; `watch` imports psutil, which may be missing
     from autotune.monitors.watch import MachineWatch
 
 Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
@@ -232,7 +232,7 @@ class Launcher(ABC):
 
         Raises:
             BadInput: the working directory does not exist, the trial's folder cannot be written, or the system rejects the
-                arguments or variables (a NUL in them).
+                arguments or variables, for example because of a NUL in them.
         """
 
     def slots(self) -> list[Slot]:
@@ -267,7 +267,7 @@ class Launcher(ABC):
     def sweep(self, study: Path) -> list[str]:
         """Ends processes that a killed tuner left running for this study. Called before the first trial, never during one.
 
-        When a tuner is killed, its supervisor normally ends these processes. They are left only if it was killed, too.
+        When a tuner is killed, its supervisor normally ends these processes. They are left only if the supervisor was killed, too.
 
         Returns:
             One line for the user per process ended.

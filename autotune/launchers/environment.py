@@ -100,7 +100,7 @@ def server_environment(launch: Launch) -> dict[str, str]:
 
 
 def _quiet(folder: Path) -> dict[str, str]:
-    """Returns the variables that make experiment trackers write to the trial's scratch folder, or nothing at all."""
+    """Returns the variables that make experiment trackers write to the trial's scratch folder, or write nothing."""
     scratch = folder / protocol.SCRATCH
     return {
         "WANDB_MODE": "offline",

@@ -5,7 +5,7 @@ the file's place at the path, in one atomic step. Then the trial writes into the
 path names a complete file at every moment, and nothing has to be restored later.
 
 If another program opens the file for writing, it gets the file itself. The trial's processes that want to open the file are
-stopped until the other program has saved. So its changes are not lost.
+stopped until the other program has saved. So that program's changes are not lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until one o
 # Largest file that is copied without FICLONE. The trial waits during the copy. By default, the kernel ends the lease, and so
 # the wait, after 45 s (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
-MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if all its copies together would exceed this
+MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if its copies would exceed this in total
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program to save
 LEFT_MAX_S = 2.0  # longest wait, after SIGSTOP, for a process to leave open(): it does so as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100

@@ -50,9 +50,9 @@ def isolating(words: Sequence[str]) -> str:
 
 
 def why_shut_out(processes: Iterable[psutil.Process]) -> str:
-    """Returns what keeps the harness out of the first Python process where something does; "" if nothing is found.
+    """Returns what keeps the harness out of one of the processes; "" if nothing is found.
 
-    Processes younger than YOUNG_S are not examined.
+    Only Python processes that are at least YOUNG_S old are examined.
     """
     import psutil  # imported here: `autotune.apply` needs this module in user environments, where psutil may be missing
 

@@ -10,17 +10,17 @@ for writing waits until the lease is released. The keeper also records which fil
 The keeper is a separate process, so that files stay guarded if the tuner, the supervisor or a trial is killed. If the tuner
 exits during a trial, the keeper goes on until the last process of the study has exited, but at most for ALONE_S.
 
-Every process of the study has a mark in its environment, which begins with PREFIX. Tuner and keeper send each other one JSON
-object per line, through the keeper's stdin and stdout:
+Each process of the study has a mark, an environment variable whose value begins with PREFIX (environment.mark_of). Tuner and
+keeper send each other one JSON object per line, through the keeper's stdin and stdout:
 
     tuner   {"do": "begin", "files", "folders", "own", "place"}   files: what to guard; folders: what to watch; own: files that
                                                                    earlier trials made; place: the trial's folder
     keeper  {"is": "ready"}                                       guards and watches have begun: the trial may start
     tuner   {"do": "end"}                                         the trial's processes have exited
-    keeper  {"is": "ended", "kept", "aside", "again", "open", "wrote", "loaded"}   kept: files that the guard kept the trial
-            from changing; aside: file that the trial changed or removed -> copy of the original; again: files of aside that
-            another program has created anew since then; open: file -> why it could not be guarded; wrote: files that the trial
-            was seen writing, in any folder; loaded: checkpoints from which the trial continued a training
+    keeper  {"is": "ended", "kept", "aside", "again", "open", "wrote", "loaded"}   kept: files that the trial would have
+            changed without the guard; aside: file that the trial changed or removed -> copy of the original; again: files of
+            aside that another program has created anew since then; open: file -> why it could not be guarded; wrote: files
+            that the trial was seen writing, in any folder; loaded: checkpoints from which the trial continued a training
 
 Keeper and harness exchange paths through files in the trial's folder; a NUL ends each path. protocol.KEPT_FILE lists the
 guarded files. The harness prevents the trial from removing these or renaming other files over them (harness/guarded_files.py),
@@ -150,7 +150,7 @@ class Trial:
         self._publish()
 
     def _scan(self) -> None:
-        """Records the files that the trial's processes have open for writing, and sets when the next scan may and must begin."""
+        """Records the files that the trial's processes have open for writing, and plans the next scan."""
         began_s = time.thread_time()
         self._note(self._processes.opened())
         now_s = time.monotonic()
