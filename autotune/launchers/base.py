@@ -267,7 +267,7 @@ class Launcher(ABC):
     def sweep(self, study: Path) -> list[str]:
         """Ends processes that a killed tuner left running for this study. Called before the first trial, never during one.
 
-        When a tuner is killed, its supervisor normally ends these processes. They are left only if the supervisor was killed, too.
+        When a tuner is killed, its supervisor normally ends them. They are left only if the supervisor was killed, too.
 
         Returns:
             One line for the user per process ended.

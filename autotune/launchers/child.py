@@ -23,7 +23,7 @@ from autotune.plain_text import plain, shortened
 # with the node's name. Then the script becomes the agent on the job's first node. On the other nodes, it only waits until
 # standard input ends: srun passes the link to all tasks as their standard input, so these tasks end when the link closes.
 _AGENT = (
-    # srun ends all tasks once one has failed, and may lose what that task has just printed: so it sleeps before it exits.
+    # srun ends all tasks once one has failed, and may lose what that task has just printed. So the task sleeps before it exits.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -P -m autotune.launchers.node'

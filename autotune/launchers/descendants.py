@@ -1,8 +1,8 @@
 """Tracks which descendants of the supervisor belong to which trial, so that the supervisor can end all of them.
 
-Only the supervisor can find all processes of a trial. It is a subreaper (prctl(2)): a process whose parent exits becomes its
-child. So whatever a trial starts stays among its descendants, even a daemon that has forked twice, started a new session and
-cleared its environment.
+Only the supervisor can find all processes of a trial. It is a subreaper (prctl(2)): if the parent of one of its descendants
+exits, the descendant becomes the supervisor's child. So whatever a trial starts stays among the supervisor's descendants, even
+a daemon that has forked twice, started a new session and cleared its environment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Descendants:
 
         Args:
             is_thorough: read the parents of all processes. This also finds a new process of a trial that has the same id as an
-                unrelated process which has exited since the last call.
+                unrelated process that has exited since the last call.
         """
         present = set(psutil.pids())
         for alive in self._alive.values():

@@ -1,9 +1,9 @@
-"""Sets up its process and becomes COMMAND in the same process: `python -I -S entry_point.py PARENT_PID COMMAND ...`.
+"""Sets up this process and replaces itself by COMMAND (exec): `python -I -S entry_point.py PARENT_PID COMMAND ...`.
 
 The supervisor starts trials through this program, and child.py starts `srun` and Ray's broker. A `preexec_fn` of `subprocess`
 could set up the process as well, but it would run Python code between fork and exec, which may deadlock if there are threads.
 
-It uses only the standard library, because it runs by file path and with options that hide installed packages.
+It uses only the standard library, because it is run by file path, with options that hide installed packages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def prepare() -> None:
-    """Raises the soft limit on open files, and no longer ignores signals that Python ignores. The program inherits both.
+    """Raises the soft limit on open files, and lets signals that Python ignores act again. The program inherits both.
 
     Loader workers pass tensors as file descriptors, for which the usual limit of 1024 is too low. Pipes of shells need SIGPIPE.
     """

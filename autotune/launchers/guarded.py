@@ -43,7 +43,7 @@ RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
 class Guarded:
-    """A guarded file, until `end`.
+    """A guard of one file, until `end`.
 
     Args:
         is_of_trial: returns whether the process with a given id belongs to a trial.
@@ -193,7 +193,7 @@ class Guarded:
 
         Raises:
             BlockingIOError: other processes wait, too; the path is unchanged.
-            OSError: there is no space, or the folder cannot be written; the path is unchanged.
+            OSError: for example, there is no space, or the folder cannot be written; the path is unchanged.
         """
         if lease.status.st_nlink > 1:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
@@ -267,7 +267,7 @@ def copy(lease: Lease, target: Path) -> None:
 
 
 def remove_left(files: Iterable[Path]) -> None:
-    """Removes copies that killed keepers left next to these files, with a name like COPY.
+    """Removes copies of these files that killed keepers left next to them; their names match COPY.
 
     A copy stays if its keeper may still run: if the process id in the copy's name is in use, or the copy is locked.
     """
@@ -293,7 +293,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def _new_file(path: Path) -> Path:
-    """Makes an empty file and returns its path: `path` or, if that exists already, one with a number before the name."""
+    """Makes an empty file and returns its path: `path` or, if that exists, a path with a number before the name ("2-NAME")."""
     number, new = 1, path
     while True:
         try:

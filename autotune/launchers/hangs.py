@@ -21,7 +21,7 @@ from autotune.launchers.progress_file import ProgressFile
 from autotune.log_messages import LIBRARY_FILE
 from autotune.records import START_PHASES
 
-MOVING_S = 2.0  # a trial that made progress in the last MOVING_S does not hang: it is slow, or its rate never becomes steady
+MOVING_S = 2.0  # a trial that has made progress in this time does not hang: it is slow, or its rate never becomes steady
 ANSWER_S = 0.5  # longest wait for one process to write its stacks after a signal
 TOTAL_S = 3.0  # longest wait for all processes that are sent a signal
 # Longest wait for processes that cannot be sent a signal, and write their stacks once the file STACKS_FILE exists. They look
@@ -95,7 +95,7 @@ class Looked:
 
     Attributes:
         pid: its id.
-        state: as the kernel names it: "running", "sleeping", "stopped", ...
+        state: as psutil names it: "running", "sleeping", "stopped", ...; "" if its stacks came from a file.
         rank: its rank, from its environment; None if the environment has none.
         world_size: number of ranks, from its environment; 1 if the environment does not say.
         host: name of its machine; "" if it runs on this machine.
@@ -139,7 +139,7 @@ class Looked:
     def waits_for_peers(self) -> bool:
         """Whether it is in a call in which ranks wait for each other: a collective or the backward pass.
 
-        Importing a library's module does not count, even if the module's code is torch.distributed's.
+        An import does not count, not even one of torch.distributed.
         """
         above = []
         for frame in self.frames:
@@ -158,7 +158,7 @@ class Looked:
         """
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
-        if own is None or own is inner:  # None: faulthandler writes only the innermost 100 frames; all may be of libraries
+        if own is None or own is inner:  # None if the innermost 100 frames, which faulthandler writes, are of libraries
             return str(inner)
         if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
             return f"{own} (in an import)"
@@ -333,14 +333,14 @@ def _parsed_answer(text: str) -> Looked | None:
 
 
 def _in_words(pid: int, state: str) -> str:
-    """Returns the state. For uninterruptible sleep, as when a file server is lost, adds the kernel function that sleeps."""
+    """Returns the state. For uninterruptible sleep, as when a file server is lost, adds the kernel function it sleeps in."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"
 
 
 def _can_report(pid: int, log: Path) -> bool:
-    """Whether the process handles the stack signal (with the harness's handler), and its standard error is the trial's log."""
+    """Whether the process handles the stack signal (the harness installs a handler), and writes its stderr to this log."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     is_caught = caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)

@@ -108,7 +108,7 @@ class Trial:
         self._unleased: dict[Path, tuple[int, ...]] = {}  # log that cannot be guarded -> its `_version` when the trial began
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced or removed
         self._appeared: set[Path] = set()  # checkpoints that appeared during the trial
-        # A thread that copies originals, one after another. Meanwhile this thread guards the other files.
+        # A thread that copies originals, one after another. Meanwhile, the main thread guards the other files.
         self._copying = ThreadPoolExecutor(1)
         self._list(protocol.OWN_FILE, self._own)
         remove_left(map(Path, message["files"]))
@@ -134,7 +134,7 @@ class Trial:
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Handles processes that wait to open guarded files, and changes in watched folders. Scans if due or `is_last`."""
+        """Handles waiting processes and changes in the watched folders. Scans open files if a scan is due, or if `is_last`."""
         events = self._folders.events()
         for guarded in self._guarded.values():
             guarded.look()
@@ -216,7 +216,7 @@ class Trial:
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
-        """Records open files as written by the trial. Files that appeared during the trial are then its own, and unguarded."""
+        """Records open files as written by the trial. Ends the guards of those that appeared during the trial: it made them."""
         seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there
@@ -307,12 +307,15 @@ class Keeper:
         self._alone_until_s: float | None = None
 
     def run(self) -> None:
-        """Serves until the tuner has exited. If a trial runs then, serves until no process of the study is left, or ALONE_S."""
+        """Serves until the tuner has exited.
+
+        If a trial is running then, goes on until all processes of the study have exited, but at most for ALONE_S.
+        """
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(SIGNAL, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it exits only when `_is_over`
+            signal.signal(number, signal.SIG_IGN)  # it must outlive the tuner and the trials
         while not self._is_over():
             folders = [self._trial.file] if self._trial else []
             tuner = [] if self._alone_until_s else [STDIN]

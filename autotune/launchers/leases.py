@@ -10,8 +10,8 @@ import os
 import signal
 from pathlib import Path
 
-# Sent to the process that has the lease when another process begins to wait. The kernel's default is SIGIO, which would end a
-# process without a handler. SIGURG does nothing then.
+# Sent to the process that has the lease when another process begins to wait. The kernel's default is SIGIO, which ends a
+# process that has no handler for it. SIGURG does not.
 SIGNAL = signal.SIGURG
 LOCKS = Path("/proc/locks")
 
@@ -46,8 +46,8 @@ class Lease:
     def waiting(self) -> set[int]:
         """Returns the ids of the processes that wait to open the file for writing, from /proc/locks.
 
-        If the file has several leases, /proc/locks lists a waiting process below only one of them, perhaps below one of another
-        process. So this returns the processes below any lease on the file. For example, process 7117 waits here:
+        If the file has several leases, /proc/locks lists a waiting process below only one of them, which may be another
+        process's lease. So this returns the processes below any lease on the file. For example, process 7117 waits here:
 
             1: LEASE  BREAKING  UNLCK 7076 fe:00:2146541 0 EOF
             1: -> LEASE  BREAKER   WRITE 7117 <none>:0 0 EOF

@@ -36,7 +36,7 @@ from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORTS_BYTES = 256 << 10  # this much of the log's end is searched for torchrun's reports
-LOG_S = 2.0  # seconds between two looks into a running trial's log
+LOG_S = 2.0  # seconds between two searches of a running trial's log for srun's report of a failed task
 MAX_SUPERVISORS = 5  # if a trial's start has failed this many times because the supervisor was lost, no further try is made
 STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after the last grace period
 
@@ -66,7 +66,7 @@ class LocalLauncher(Launcher):
     Args:
         graces: the grace periods.
         slot: the part of the machine that its trials may use; None for all of it.
-        made: the files that trials have made, a set shared with the other slots.
+        made: files and folders that trials have made; all slots share this set.
         temporary: TMPDIR of the slot's trials, unless `Launch.env` sets it; None to leave TMPDIR unchanged.
     """
 
@@ -181,7 +181,7 @@ class LocalRunning(Running):
         self._results = RankResults(self._folder, launch.spec)
         self._files = files
         self._oom_kills_before = host.oom_kills()
-        self._seen: dict[int, float] = {}  # every process the trial has had: id -> created, seconds since the epoch
+        self._seen: dict[int, float] = {}  # processes seen by the supervisor: id -> created, seconds since the epoch
         self._own_exit: int | None = None  # Popen.returncode of the first process; None while it runs, or if we signalled it
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
@@ -342,7 +342,7 @@ class LocalRunning(Running):
         return bool(TASK_FAILED.search(logs.tail(self._folder / protocol.STDERR_FILE)))
 
     def _is_rest_late(self, now_s: float) -> bool:
-        """Whether the wait for the other ranks' results is over. It begins with the first result or a lost task."""
+        """Whether the wait for the other ranks' results is over. It begins with the first result or a failed task."""
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
     def _are_orphans_done(self, now_s: float) -> bool:
