@@ -430,9 +430,9 @@ def _end_and_clean(
     """Ends processes that have no supervisor and removes their shared memory; returns a text for each process still alive.
 
     Args:
-        find: returns the processes to end, as far as they are alive.
+        find: returns those of the processes to end that are alive now.
         graces: the grace periods after the signals.
-        seen: processes that may have exited, whose shared memory is removed, too: id -> created, seconds since the epoch.
+        seen: further processes whose shared memory is removed, even if they have exited: id -> created, s since the epoch.
     """
     created_s = dict(seen or {})
 
@@ -448,7 +448,7 @@ def _end_and_clean(
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Delays interrupting signals until the context ends. Only the main thread gets signals: elsewhere, it does nothing."""
+    """Delays interrupting signals until the context ends. Does nothing outside the main thread, which alone gets signals."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield
