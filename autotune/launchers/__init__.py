@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
     """Returns the launcher that `launcher=` names.
 
-    The modules of other launchers are not imported, since they may need packages that are missing.
+    Only the modules of this launcher are imported, because the other launchers may need packages that are not installed.
 
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.
         command: the program.
-        facts: `machine.host_facts()` of this machine; None for a launcher that runs one trial at a time.
+        facts: `machine.host_facts()` of this machine, by which the local launcher divides it into slots; with None, it runs
+            one trial at a time. Other launchers ignore it.
     """
     if config.launcher == "local":
         from autotune.config.slots import gpus_of, num_slots

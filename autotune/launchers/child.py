@@ -1,4 +1,4 @@
-"""Connects to an agent (node.py) through a child process, `srun` or Ray's broker. The child's standard streams are the link."""
+"""Connects to an agent (node.py) through a child process: `srun` or Ray's broker. The child's stdin and stdout are the link."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from autotune.launchers.supervisor import ENTRY_POINT
 from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
 
-# Shell script that starts the agent on a job's first node. On every node, it first checks that the node sees the given paths,
-# and reports a missing one with the node's name. On the other nodes, it then only waits until standard input ends. srun passes
-# the link to all tasks as their standard input, so these tasks end when the link closes.
+# Shell script that runs on every node of a job. It first checks that the node sees the given paths, and reports a missing path
+# with the node's name. Then the script becomes the agent on the job's first node. On the other nodes, it only waits until
+# standard input ends: srun passes the link to all tasks as their standard input, so these tasks end when the link closes.
 _AGENT = (
-    # It sleeps after the message, because srun ends all tasks once one has failed, and may lose what that task just printed.
+    # srun ends all tasks once one has failed, and may lose what that task has just printed. So the task sleeps before it exits.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -P -m autotune.launchers.node'
 )
 _UNSEEN = re.compile(r"^autotune: (\S+) does not see (.+)$", re.MULTILINE)
-MAX_WORDS_BYTES = 1 << 16
+MAX_WORDS_BYTES = 1 << 16  # at most this much of the standard error is read, from its end
 EXIT_S = 15.0  # longest wait for the exit of a child whose link has closed
 
 
@@ -39,7 +39,7 @@ class ChildTransport(Transport):
     def __init__(self, argv: Sequence[str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (what the child and the agent print to standard error)
         self._process = subprocess.Popen(
-            # The entry point ends the child when the tuner exits, even if the child does not notice that the link is closed.
+            # entry_point.py has the kernel end the child when the tuner exits, even if the child does not read the link.
             [sys.executable, "-I", "-S", str(ENTRY_POINT), str(os.getpid()), *argv],
             cwd="/",
             stdin=subprocess.PIPE,
@@ -56,7 +56,7 @@ class ChildTransport(Transport):
         self._end = weakref.finalize(self, _end, self._process, self.link, self._log)
 
     def close(self) -> None:
-        """Closes the link, so that agent and child exit; if that takes too long, ends the child, which ends the agent."""
+        """Closes the link, which makes agent and child exit. If that takes too long, ends the child, and with it the agent."""
         self._end()
 
     def exited(self, patience_s: float) -> int | None:
@@ -66,7 +66,7 @@ class ChildTransport(Transport):
         return self._process.poll()
 
     def unseen(self) -> BadInput | None:
-        """Returns the error if the agent did not start because a node does not see the files that it needs; else None."""
+        """Returns the error for the user if a node does not see a path that the agent needs; else None."""
         if (found := _UNSEEN.search(self.text())) is None:
             return None
         ours = {sys.executable: "the interpreter that autotune runs in", str(PACKAGE.parent): "autotune itself"}
@@ -76,7 +76,7 @@ class ChildTransport(Transport):
         )
 
     def text(self) -> str:
-        """Returns the end of the standard error of child and agent."""
+        """Returns the end of what child and agent have printed to standard error."""
         file = self._log.fileno()  # the child writes at this file's offset, which pread does not move
         size = os.fstat(file).st_size
         return plain(os.pread(file, MAX_WORDS_BYTES, max(0, size - MAX_WORDS_BYTES)).decode("utf-8", "replace"))
@@ -87,7 +87,7 @@ class ChildTransport(Transport):
 
 
 def agent_command(*seen: str) -> list[str]:
-    """Returns the command that checks that a node sees Python, autotune and the paths `seen`, and then starts the agent."""
+    """Returns a command that checks whether a node sees Python, autotune and the paths `seen`, and then starts the agent."""
     return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent), *seen]
 
 

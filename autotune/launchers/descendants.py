@@ -1,7 +1,8 @@
 """Tracks which descendants of the supervisor belong to which trial, so that the supervisor can end all of them.
 
-Only the supervisor can know a trial's processes exactly. It is a subreaper, so whatever a trial starts stays below it, even a
-daemon that forked twice, started its own session and cleared its environment.
+Only the supervisor can find all processes of a trial. It is a subreaper (prctl(2)): if the parent of one of its descendants
+exits, the descendant becomes the supervisor's child. So whatever a trial starts stays among the supervisor's descendants, even
+a daemon that has forked twice, started a new session and cleared its environment.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from autotune.launchers.writers import parent_of
 class Descendants:
     """The processes of all running trials.
 
-    `look` lists all process ids, but looks up the parents of new processes only. That is cheap enough to do once a second while
-    a trial is measured.
+    `look` lists all process ids, but reads the parents of new processes only. That is cheap enough to do once a second while a
+    trial is measured.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Descendants:
 
         Args:
             mark: value of MARK_VARIABLE in the environment of its processes, see environment.mark_of.
-            pid: its first process, not yet reaped.
+            pid: id of its first process, whose exit status has not been collected yet.
         """
         self._alive[mark], self._seen[mark] = {}, {}
         self._keep(mark, pid)
@@ -41,7 +42,8 @@ class Descendants:
         """Adds the processes that have started since the last call, and removes those that have exited.
 
         Args:
-            is_thorough: read the parent of every process, in case a trial's process has reused the id of a foreign one.
+            is_thorough: read the parents of all processes. This also finds a new process of a trial that has the same id as an
+                unrelated process that has exited since the last call.
         """
         present = set(psutil.pids())
         for alive in self._alive.values():
@@ -62,7 +64,7 @@ class Descendants:
         return list(self._alive[mark].values())
 
     def seen(self, mark: str) -> dict[int, float]:
-        """Returns every process of a trial that was ever seen: id -> when it was created, seconds since the epoch."""
+        """Returns all processes of a trial seen so far, also exited ones: id -> creation time, seconds since the epoch."""
         return dict(self._seen[mark])
 
     def drop(self, mark: str) -> None:
@@ -82,8 +84,8 @@ class Descendants:
     def _mark_of(self, pid: int, parent: int, belongs: dict[int, str]) -> str | None:
         if parent != os.getpid():
             return belongs.get(parent)
-        # A child of this process is a trial's first process or an orphan. An orphan without the mark of a running trial is
-        # attributed to the newest trial.
+        # A new child of this process is an orphan: its parent has exited. An orphan without the mark of a running trial is
+        # attributed to the trial that was started last.
         return _known_mark(pid, self._alive) or next(reversed(self._alive), None)
 
 

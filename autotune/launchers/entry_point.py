@@ -1,9 +1,9 @@
-"""Becomes the program of a trial: `python -I -S entry_point.py PARENT_PID COMMAND ...`.
+"""Sets up this process and replaces itself by COMMAND (exec): `python -I -S entry_point.py PARENT_PID COMMAND ...`.
 
-It uses only the standard library, and is run by file path.
+The supervisor starts trials through this program, and child.py starts `srun` and Ray's broker. A `preexec_fn` of `subprocess`
+could set up the process as well, but it would run Python code between fork and exec, which may deadlock if there are threads.
 
-It is a separate program instead of a `preexec_fn`, so that no Python code runs between fork and exec. `exec` keeps the process
-id and replaces this program by the trial's command.
+It uses only the standard library, because it is run by file path, with options that hide installed packages.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-MAX_OPEN_FILES = 65_536  # with a soft limit of millions, programs that close every descriptor are slow
+MAX_OPEN_FILES = 65_536  # some programs close every possible descriptor, which takes long if the soft limit is millions
 NOT_FOUND = 127  # the shell's exit status for a command that cannot be started
 
 
 def end_with_parent(parent: int) -> None:
-    """Asks the kernel to terminate this process when its parent, the supervisor, dies for any reason.
+    """Asks the kernel to terminate this process when its parent (id `parent`) ends for any reason.
 
-    The signal is SIGTERM, since a torchrun agent ends its workers on SIGTERM. On SIGKILL, it would leave them behind.
+    The signal is SIGTERM, because torchrun ends its workers on SIGTERM. SIGKILL would leave the workers running.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent died before the call
@@ -30,9 +30,9 @@ def end_with_parent(parent: int) -> None:
 
 
 def prepare() -> None:
-    """Raises the soft limit on open files, and resets signals that Python ignores, because programs would inherit that.
+    """Raises the soft limit on open files, and lets signals that Python ignores act again. The program inherits both.
 
-    Workers pass tensors as file descriptors, and the usual 1024 run out. Shells rely on SIGPIPE.
+    Loader workers pass tensors as file descriptors, for which the usual limit of 1024 is too low. Pipes of shells need SIGPIPE.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)

@@ -1,9 +1,11 @@
 """Guards one user file that a trial must not overwrite.
 
-When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
-the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
-and nothing has to be restored later. If another program opens the file, a trial's processes wait until that program has saved.
-So the changes of the other program are kept.
+When a process of the trial opens the file for writing, our lease makes the process wait (see leases.py). Meanwhile a copy takes
+the file's place at the path, in one atomic step. Then the trial writes into the old file, which no longer has a name. So the
+path names a complete file at every moment, and nothing has to be restored later.
+
+If another program opens the file for writing, it gets the file itself. The trial's processes that want to open the file are
+stopped until the other program has saved. So that program's changes are not lost.
 """
 
 from __future__ import annotations
@@ -24,34 +26,38 @@ from pathlib import Path
 
 from autotune.launchers.leases import Lease
 
-# Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". It contains "autotune" because the program itself may
-# save under ".NAME.PID.tmp".
+# Name of the copy of a file NAME before it takes the file's place: ".NAME.PID.autotune.tmp", with the keeper's process id. The
+# name contains "autotune" because a user's program may itself save under ".NAME.PID.tmp".
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
-# Before each trial, at most this many names of a folder are searched for leftover copies: a data set may have millions.
+# Before each trial, the folders of guarded files are searched for leftover copies. At most this many names of a folder are
+# looked at, because the folder of a data set may have millions.
 MAX_LOOKED_AT = 10_000
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until one of them is written (btrfs, XFS)
-# Largest file that is copied. The trial waits during the copy, but 45 s at most by default (/proc/sys/fs/lease-break-time).
+# Largest file that is copied without FICLONE. The trial waits during the copy. By default, the kernel ends the lease, and so
+# the wait, after 45 s (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
-MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if all its copies together would exceed this
+MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if its copies would exceed this in total
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program to save
-LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave open(), which happens as soon as the process is scheduled
+LEFT_MAX_S = 2.0  # longest wait, after SIGSTOP, for a process to leave open(): it does so as soon as it is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
 class Guarded:
-    """A guarded file, until `end`.
+    """A guard of one file, until `end`.
 
     Args:
+        is_of_trial: returns whether the process with a given id belongs to a trial.
+        aside: folder for a copy of the original, which is made if the trial cannot be prevented from changing the file.
         max_openings: how often the trial may open the file for writing. After that, the trial gets the file itself, and the
             original is copied aside. If other programs open the file more often than this, it is no longer guarded. None for no
             limit.
 
     Attributes:
         path: the file, resolved.
-        is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
+        is_kept: whether the guard has put a copy at the path, because the trial opened the file for writing.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: if another program writes or replaces the file, the monotonic time since which it is unguarded; else None.
-        aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
+        open_since_s: monotonic time since which it is unguarded because another program writes or replaces it; else None.
+        aside: copy of the original, made if the trial could not be prevented from changing or removing the file; else None.
     """
 
     def __init__(self, path: Path, *, is_of_trial: Callable[[int], bool], aside: Path, max_openings: int | None = None) -> None:
@@ -65,7 +71,7 @@ class Guarded:
         self.look()
 
     def look(self) -> None:
-        """Handles processes that wait to write, and takes the lease if none is held."""
+        """Handles processes that wait to open the file for writing. Takes a lease if there is none afterwards."""
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
             if self.why_not:
@@ -76,7 +82,7 @@ class Guarded:
             self._lease = Lease(self.path)
             self.open_since_s = None
             self.let_go()
-        except (BlockingIOError, FileNotFoundError):  # another program is writing or replacing it: try again later
+        except (BlockingIOError, FileNotFoundError):  # another program is writing or replacing it: the next `look` tries again
             self.open_since_s = self.open_since_s or time.monotonic()
             if time.monotonic() - self.open_since_s > STOPPED_MAX_S:
                 self.let_go()
@@ -85,7 +91,7 @@ class Guarded:
             self.let_go()
 
     def was_replaced(self) -> bool:
-        """Returns whether the path now names another file, or none."""
+        """Returns whether the path now names another file than the guarded one, or no file."""
         if self._lease is None:
             return False
         with contextlib.suppress(OSError):
@@ -93,16 +99,16 @@ class Guarded:
         return True
 
     def has_no_name(self) -> bool:
-        """Returns whether the file that we guard was removed, or replaced, and has no other name."""
+        """Returns whether the guarded file has no name left, because it was removed or replaced."""
         return self._lease is not None and os.fstat(self._lease.file).st_nlink == 0
 
     def follow(self) -> None:
-        """Guards the file that another program has put at the path."""
+        """Ends the guard of the old file, and guards the file that another program has put at the path."""
         self.end()
         self.look()
 
     def copy_aside(self) -> None:
-        """Copies the original aside and then sets `aside`. If that fails, sets `why_not`, since the original will be lost."""
+        """Copies the original aside and then sets `aside`. If that fails, the original will be lost, and `why_not` says why."""
         if self._lease is None:
             return
         target: Path | None = None
@@ -118,6 +124,7 @@ class Guarded:
                     target.unlink()
 
     def _answer(self, lease: Lease) -> None:
+        """Handles the processes that wait for the lease, then releases it. Afterwards, `_lease` is the copy's lease or None."""
         waiting = lease.waiting()
         ours = set(filter(self._is_of_trial, waiting))
         new: Lease | None = None
@@ -131,7 +138,7 @@ class Guarded:
                 self._count_openings_by_others(len(waiting - ours))
         except BlockingIOError:  # another program now waits as well
             self._stop(ours, lease)
-        except FileNotFoundError:  # the path now names another program's file, which is guarded next
+        except FileNotFoundError:  # the path now names another program's file: `look` guards that one next
             return
         except OSError as error:
             self.why_not = error.strerror or str(error)
@@ -144,7 +151,7 @@ class Guarded:
         """Counts an opening by the trial. The file has `size` bytes.
 
         Raises:
-            OSError: it was opened too often. Each opening waits for a copy, so a log opened at each step would slow the trial.
+            OSError: it was opened too often. Each opening waits for a copy, so opening a log at each step would slow the trial.
         """
         self._num_openings += 1
         if self._max_openings is None:
@@ -155,16 +162,16 @@ class Guarded:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
     def _count_openings_by_others(self, num: int) -> None:
-        """Counts openings by other programs, and gives up after too many, because each makes the other program wait."""
+        """Counts openings by other programs. After too many, sets `why_not`, because each opening makes the program wait."""
         self._num_openings_by_others += num
         if self._max_openings is not None and self._num_openings_by_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
-        """Stops a trial's processes until another program has saved. Then their open() starts over.
+        """Stops a trial's processes until another program has saved. When they continue, their call of open() starts over.
 
-        The lease must not end before the processes have left open(). Otherwise, a process that is still inside open() would get
-        the file and hold it open while it is stopped.
+        This waits until the processes have left open(), because the caller then ends the lease. A process still inside open()
+        would get the file, and have it open while it is stopped.
         """
         self._stopped |= pids
         _send(pids, signal.SIGSTOP)
@@ -173,7 +180,7 @@ class Guarded:
             time.sleep(0.001)
 
     def let_go(self) -> None:
-        """Continues the processes that were stopped."""
+        """Lets the trial's processes that were stopped continue."""
         _send(self._stopped, signal.SIGCONT)
         self._stopped = set()
 
@@ -181,12 +188,12 @@ class Guarded:
         """Puts a copy at the path and returns the lease on the copy.
 
         Args:
-            lease: on the file that the path names now.
-            expected: the processes that may be waiting for that file.
+            lease: the lease on the file that the path names now.
+            expected: the only processes that may be waiting for that file.
 
         Raises:
             BlockingIOError: other processes wait, too; the path is unchanged.
-            OSError: there is no space, or the folder cannot be written; the path is unchanged.
+            OSError: for example, there is no space, or the folder cannot be written; the path is unchanged.
         """
         if lease.status.st_nlink > 1:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
@@ -194,7 +201,7 @@ class Guarded:
         new: Lease | None = None
         lock = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with contextlib.suppress(OSError):  # no locks on this file system
+            with contextlib.suppress(OSError):  # this file system has no locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             copy(lease, temporary)
             new = Lease(temporary)
@@ -219,7 +226,7 @@ class Guarded:
         self.end()
 
     def end(self) -> None:
-        """Ends the guard; `follow` starts it again."""
+        """Ends the guard: lets stopped processes continue, and releases the lease."""
         self.let_go()
         if self._lease is not None:
             self._lease.close()
@@ -227,7 +234,7 @@ class Guarded:
 
 
 def copy(lease: Lease, target: Path) -> None:
-    """Copies a leased file and, where the file system has them, its times, permissions, owner and extended attributes.
+    """Copies a leased file and, as far as the file system allows, its times, permissions, owner and extended attributes.
 
     Raises:
         OSError: no space for the copy, file too large to be copied while a trial waits, or file changed during the copy.
@@ -246,7 +253,7 @@ def copy(lease: Lease, target: Path) -> None:
                 raise OSError(errno.ETIMEDOUT, "it was changed while it was being copied") from None
         status = lease.status
         names: list[str] = []
-        with contextlib.suppress(OSError):  # FUSE: each of these calls may be missing
+        with contextlib.suppress(OSError):  # a FUSE file system may lack any of the following calls
             names = os.listxattr(lease.file)
         for name in names:
             with contextlib.suppress(OSError):
@@ -260,9 +267,9 @@ def copy(lease: Lease, target: Path) -> None:
 
 
 def remove_left(files: Iterable[Path]) -> None:
-    """Removes the copies of these files that killed keepers left next to them, unfinished or no longer needed.
+    """Removes copies of these files that killed keepers left next to them; their names match COPY.
 
-    A copy's name contains the id of the process that made it (keeper.py), which also locks the copy.
+    A copy stays if its keeper may still run: if the process id in the copy's name is in use, or the copy is locked.
     """
     names: dict[Path, set[str]] = {}
     for file in files:
@@ -276,7 +283,7 @@ def remove_left(files: Iterable[Path]) -> None:
 
 
 def _remove_unlocked(path: str) -> None:
-    with contextlib.suppress(OSError):  # for example, a keeper in another container has locked the copy
+    with contextlib.suppress(OSError):  # the copy is locked, for example by a keeper in another container
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -286,11 +293,11 @@ def _remove_unlocked(path: str) -> None:
 
 
 def _new_file(path: Path) -> Path:
-    """Makes an empty file at the path, or with a number in front of the name if the path is taken; returns its path."""
+    """Makes an empty file and returns its path: `path` or, if that exists, a path with a number before the name ("2-NAME")."""
     number, new = 1, path
     while True:
         try:
-            new.touch(0o600, exist_ok=False)  # another thread may make a copy with the same name
+            new.touch(0o600, exist_ok=False)  # fails if the name exists, even if another thread has made it just now
             return new
         except FileExistsError:
             number += 1

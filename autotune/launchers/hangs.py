@@ -21,16 +21,18 @@ from autotune.launchers.progress_file import ProgressFile
 from autotune.log_messages import LIBRARY_FILE
 from autotune.records import START_PHASES
 
-MOVING_S = 2.0  # a trial with progress this recent does not hang: it is slow, or its rate never becomes steady
-ANSWER_S = 0.5  # how long each process may take to write its stacks
-TOTAL_S = 3.0  # how long all processes together may take
-AWAY_S = 4.0  # how long processes that are asked through a file (STACKS_FILE) may take; they look for it once a second
+MOVING_S = 2.0  # a trial that has made progress in this time does not hang: it is slow, or its rate never becomes steady
+ANSWER_S = 0.5  # longest wait for one process to write its stacks after a signal
+TOTAL_S = 3.0  # longest wait for all processes that are sent a signal
+# Longest wait for processes that cannot be sent a signal, and write their stacks once the file STACKS_FILE exists. They look
+# for this file once a second.
+AWAY_S = 4.0
 MAX_STACK_BYTES = 256 << 10
-MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
+MAX_FRAMES = 12  # number of innermost frames of each process that the evidence contains
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _HARNESS = os.path.join("autotune", "harness") + os.sep
-_RECIPE = "/autotune/programs/"  # a recipe's program counts as user code even where autotune is an installed package
+_RECIPE = "/autotune/programs/"  # a recipe's program counts as user code, although autotune may be an installed package
 _HELPER = re.compile(
     r"/multiprocessing/(?:resource_tracker|forkserver)\.py$|/torch/_inductor/compile_worker/"
     r"|/torch/distributed/(?:run|launch|elastic/.*|launcher/.*)\.py$"
@@ -45,7 +47,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def passed_limit(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
-    """Returns the limit that has passed, in words: "compile: it did not finish within 300 s"; "" if none has."""
+    """Returns the exceeded time limit in words, such as "compile: it did not finish within 300 s"; "" if there is none."""
     phase = progress.phase
     if phase in START_PHASES:
         what, limit_s, since_s = f"start: no training step began (last phase: {phase})", deadlines.start_s, started_s
@@ -62,7 +64,7 @@ def passed_limit(deadlines: Deadlines, progress: ProgressFile, *, started_s: flo
 
 
 def is_moving(progress: ProgressFile, *, now_s: float) -> bool:
-    """Returns whether a trial, past start and compilation, has made progress in the last MOVING_S."""
+    """Returns whether a trial has reached warm-up or a later phase, and has made progress in the last MOVING_S."""
     return progress.phase not in (*START_PHASES, "compile") and now_s - progress.changed_s <= MOVING_S
 
 
@@ -76,7 +78,7 @@ class Frame:
 
     @property
     def is_user(self) -> bool:
-        """Whether it belongs neither to Python itself nor to an installed package."""
+        """Whether its file is the user's: it belongs neither to Python itself nor to an installed package."""
         return _RECIPE in self.file or not LIBRARY_FILE.search(self.file)
 
     def __str__(self) -> str:
@@ -93,10 +95,10 @@ class Looked:
 
     Attributes:
         pid: its id.
-        state: as the kernel names it: "running", "sleeping", "stopped", ...
-        rank: from its environment; None if not set there.
-        world_size: from its environment; 1 if not set there.
-        host: name of its machine; "" if that is the tuner's machine.
+        state: as psutil names it: "running", "sleeping", "stopped", ...; "" if its stacks came from a file.
+        rank: its rank, from its environment; None if the environment has none.
+        world_size: number of ranks, from its environment; 1 if the environment does not say.
+        host: name of its machine; "" if it runs on this machine.
         frames: frames of the main thread, innermost call first, without the harness's frames; empty if none were reported.
     """
 
@@ -114,13 +116,13 @@ class Looked:
 
     @property
     def is_helper(self) -> bool:
-        """Whether it only serves or launches other processes."""
+        """Whether it only starts or serves other processes, as torchrun and multiprocessing's resource tracker do."""
         is_forked = any(frame.function == _SERVED for frame in self.frames)
         return not is_forked and any(_HELPER.search(frame.file) for frame in self.frames)
 
     @property
     def is_idle_worker(self) -> bool:
-        """Whether it is a DataLoader worker waiting for something to do."""
+        """Whether it is a DataLoader worker that is not fetching samples, so it waits for its next task."""
         return self.is_worker and not any(frame.function == "fetch" for frame in self.frames)
 
     @property
@@ -130,29 +132,33 @@ class Looked:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether torch's compiler is running, rather than only being imported."""
+        """Whether torch's compiler is running; an import of the compiler's modules does not count."""
         return any(_COMPILER.search(frame.file) and frame.function != "<module>" for frame in self.frames)
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether it is in a call in which ranks wait for each other: a collective or the backward pass, not an import."""
+        """Whether it is in a call in which ranks wait for each other: a collective or the backward pass.
+
+        An import does not count, not even one of torch.distributed.
+        """
         above = []
         for frame in self.frames:
             if frame.is_user or frame.file.startswith(_IMPORT):
                 break
             above.append(frame)
-        called = [frame for frame in above if frame.function != "<module>"]  # code that an import runs is not a collective
+        called = [frame for frame in above if frame.function != "<module>"]
         return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in called)
 
     @property
     def where(self) -> str:
-        """The innermost call in user code and, if that called a library, the innermost call of all.
+        """Where it is, such as "train.py:9 in f (inside poll, popen.py:7)".
 
-        For example, "train.py:9 in f (inside poll, popen.py:7)". Without a frame of user code, only the innermost call of all.
+        This names the innermost call in user code and, if user code called a library, the innermost call of all. If there is no
+        user code on the stack, it names only the innermost call.
         """
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
-        if own is None or own is inner:  # faulthandler writes only the innermost 100 frames; all may belong to libraries
+        if own is None or own is inner:  # None if the innermost 100 frames, which faulthandler writes, are of libraries
             return str(inner)
         if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
             return f"{own} (in an import)"
@@ -160,7 +166,7 @@ class Looked:
 
     @property
     def name(self) -> str:
-        """Name for messages: "rank 1", "rank 1 on n2" on another machine, and "rank 0" where no rank is set."""
+        """Name for messages: "rank 1", or "rank 1 on n2" on another machine; "rank 0" if its rank is not known."""
         return f"rank {self.rank or 0}{f' on {self.host}' if self.host else ''}"
 
 
@@ -170,7 +176,7 @@ class Hang:
 
     Attributes:
         kind: "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown".
-        summary: the kind and the place in words, for the trial's reason.
+        summary: where and why it hangs, in words, for the trial's reason.
         processes: state and stack of each process, for the evidence.
     """
 
@@ -188,15 +194,15 @@ class Hang:
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns where a trial hangs. Takes up to TOTAL_S, or up to AWAY_S if some processes are asked through a file.
+    """Returns where a trial hangs. Takes up to TOTAL_S, or up to AWAY_S if stacks of some processes are requested by a file.
 
     Args:
         processes: the trial's processes on this machine.
-        log: the trial's standard error, to which a signal makes processes write their stacks. Processes on other machines, or
-            with another standard error, write to files in the folder "scratch" next to it.
+        log: file of the trial's standard error, to which processes write their stacks on a signal. Processes on other machines,
+            or with another standard error, write theirs to files in the folder "scratch" next to it, once a file requests them.
     """
     begun_s, scratch = time.monotonic(), log.parent / SCRATCH
-    with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked
+    with contextlib.suppress(OSError):  # the disk is full or read-only: no stacks are requested by a file
         if scratch.is_dir():
             (scratch / STACKS_FILE).touch()
     here = [found for process in processes if (found := _inspected(process, log, begun_s + TOTAL_S)) is not None]
@@ -301,7 +307,7 @@ def _inspected(process: psutil.Process, log: Path, until_s: float) -> Looked | N
 
 
 def _answers(scratch: Path, until_s: float) -> list[Looked]:
-    """Returns the processes that have written their stacks to a file. Waits for processes whose file is still empty."""
+    """Returns the processes that have written their stacks to a file. While a file is empty, waits for it until `until_s`."""
     while not all(texts := _written(scratch)) and time.monotonic() < until_s:
         time.sleep(0.1)
     return [found for text in texts if (found := _parsed_answer(text)) is not None]
@@ -310,7 +316,7 @@ def _answers(scratch: Path, until_s: float) -> list[Looked]:
 def _written(scratch: Path) -> list[str]:
     texts = []
     for file in sorted(scratch.glob(STACK_FILE.format(host="*", pid="*"))):
-        with contextlib.suppress(OSError):  # on a network file system, a file that another node has just replaced may be stale
+        with contextlib.suppress(OSError):  # ESTALE: on a network file system, another node has just replaced this file
             texts.append(file.read_text(encoding="utf-8", errors="replace"))
     return texts
 
@@ -327,14 +333,14 @@ def _parsed_answer(text: str) -> Looked | None:
 
 
 def _in_words(pid: int, state: str) -> str:
-    """Returns the state. For uninterruptible sleep (for example after losing a file server), adds the kernel function."""
+    """Returns the state. For uninterruptible sleep, as when a file server is lost, adds the kernel function it sleeps in."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
     return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"
 
 
 def _can_report(pid: int, log: Path) -> bool:
-    """Whether the process handles the stack signal (the harness installs a handler) and writes stderr to the trial's log."""
+    """Whether the process handles the stack signal (the harness installs a handler), and writes its stderr to this log."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     is_caught = caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
@@ -361,7 +367,10 @@ def _reported(process: psutil.Process, log: Path) -> list[Frame]:
 
 
 def parsed(text: str) -> list[Frame]:
-    """Returns the main thread's frames, innermost first, without the harness's. Faulthandler writes that thread last."""
+    """Returns the main thread's frames, innermost first, without the harness's frames.
+
+    `text` is faulthandler's output, in which the main thread comes last.
+    """
     frames: list[Frame] = []
     for line in text.splitlines():
         if line.endswith("(most recent call first):"):

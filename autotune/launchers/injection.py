@@ -14,21 +14,23 @@ if TYPE_CHECKING:
     import psutil
 
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
-LATE_S = 20.0  # seconds from launch to the first check; the harness normally reports within a Python process's first second
-AGAIN_S = 10.0  # seconds between two checks, each of which reads every process of the trial
-YOUNG_S = 3.0  # a younger process may still be about to load the harness
+# Seconds from a trial's launch until its processes are first examined for what keeps the harness out. Normally the harness
+# reports within a Python process's first second.
+LATE_S = 20.0
+AGAIN_S = 10.0  # seconds between two such examinations
+YOUNG_S = 3.0  # a process younger than this may not have loaded the harness yet
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
-# Options with which Python ignores PYTHONPATH or sitecustomize, and options that name the program. In grouped options such as
-# `-Bm`, the letters after c, m, W or X are that option's value.
+# Options with which Python ignores PYTHONPATH or sitecustomize (E, I, S), and options that name the program (c, m). In grouped
+# options such as `-Bm`, the letters after c, m, W or X are that option's value.
 ISOLATING, RUNS = re.compile(r"-[^-cmWX]*[EIS]"), re.compile(r"-[^-WX]*[cm]")
 ISOLATED = "Python is started with {0}, which keeps the harness out. Start it without {0}"
 REPLACED = "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
-REPLACES = re.compile(r"^[^#]*?(?<!\w)PYTHONPATH=(?!.*\$\{?PYTHONPATH)")  # a line of shell code that replaces it
+REPLACES = re.compile(r"^[^#]*?(?<!\w)PYTHONPATH=(?!.*\$\{?PYTHONPATH)")  # shell code that drops its old value
 
 
 def first_on(python_path: str) -> str:
-    """Returns a PYTHONPATH with the harness first. Adds no empty entry, because it would mean the current folder."""
+    """Returns a PYTHONPATH with the harness first. An empty PYTHONPATH is left out: Python would add the current folder."""
     return f"{INJECT}:{python_path}" if python_path else str(INJECT)
 
 
@@ -38,17 +40,20 @@ def with_harness(argv: Sequence[str]) -> list[str]:
 
 
 def isolating(words: Sequence[str]) -> str:
-    """Returns the option that keeps the harness out, from the words after the interpreter; "" if there is none."""
+    """Returns the option of Python that keeps the harness out; "" if there is none. `words` follow the interpreter."""
     for word in words:
         if ISOLATING.match(word):
             return word
-        if not word.startswith("-") or RUNS.match(word):  # this is the program: further words are its arguments
+        if not word.startswith("-") or RUNS.match(word):  # the word is or names the program: its arguments follow
             break
     return ""
 
 
 def why_shut_out(processes: Iterable[psutil.Process]) -> str:
-    """Returns why a Python process older than YOUNG_S did not load the harness; "" if no reason is found."""
+    """Returns what keeps the harness out of one of the processes; "" if nothing is found.
+
+    Only Python processes that are at least YOUNG_S old are examined.
+    """
     import psutil  # imported here: `autotune.apply` needs this module in user environments, where psutil may be missing
 
     for process in processes:

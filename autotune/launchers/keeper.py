@@ -1,28 +1,32 @@
-"""Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`, one process per study.
+"""Protects the user's files from a study's trials: `python -m autotune.launchers.keeper PREFIX`.
 
-A trial is the user's own command, so it saves where the real training saves, and other programs may save there at the same
-time. The keeper guards the existing checkpoints and logs (guarded.py), and checkpoints that other programs create while a
-trial runs. It holds a read lease on each of them (leases.py): a process that opens such a file for writing waits until the
-lease is released. It also records which files the trial's processes write. It is a separate process, so that files stay
-guarded if the tuner, the supervisor or a trial is killed: after the tuner has exited, it waits until the last process of the
-study has exited (at most ALONE_S).
+There is one such process per study or, if trials run in parallel, per slot.
 
-Every process of the study has a mark in its environment. All these marks begin with PREFIX. Tuner and keeper send each other
-one JSON object per line, through the keeper's stdin and stdout:
+A trial runs the user's command, so it saves to the same files as the real training. Other programs may save to these files at
+the same time. The keeper guards the checkpoints and logs that exist when a trial begins (guarded.py), and checkpoints that
+other programs create while the trial runs. It takes a read lease on each of them (leases.py): a process that opens such a file
+for writing waits until the lease is released. The keeper also records which files the trial's processes write.
 
-    tuner   {"do": "begin", "files", "folders", "own", "place"}   files: to guard; folders: to watch; own: files that earlier
-                                                                   trials made; place: the trial's folder
-    keeper  {"is": "ready"}                                       guards and watches are in force: the trial may start
+The keeper is a separate process, so that files stay guarded if the tuner, the supervisor or a trial is killed. If the tuner
+exits during a trial, the keeper goes on until the last process of the study has exited, but at most for ALONE_S.
+
+Each process of the study has a mark, an environment variable whose value begins with PREFIX (environment.mark_of). Tuner and
+keeper send each other one JSON object per line, through the keeper's stdin and stdout:
+
+    tuner   {"do": "begin", "files", "folders", "own", "place"}   files: what to guard; folders: what to watch; own: files that
+                                                                   earlier trials made; place: the trial's folder
+    keeper  {"is": "ready"}                                       guards and watches have begun: the trial may start
     tuner   {"do": "end"}                                         the trial's processes have exited
-    keeper  {"is": "ended", "kept", "aside", "again", "open", "wrote", "loaded"}   kept: files that the guard kept the trial
-            from changing; aside: changed or removed file -> copy of the original; again: those in aside that another program
-            has made again since; open: file -> why it could not be guarded; wrote: files that the trial was seen writing,
-            anywhere; loaded: checkpoints from which it continued a training
+    keeper  {"is": "ended", "kept", "aside", "again", "open", "wrote", "loaded"}   kept: files that the trial would have
+            changed without the guard; aside: file that the trial changed or removed -> copy of the original; again: files of
+            aside that another program has created anew since then; open: file -> why it could not be guarded; wrote: files
+            that the trial was seen writing, in any folder; loaded: checkpoints from which the trial continued a training
 
-The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
-them or renaming other files over them (harness/guarded_files.py), which no lease can do. The harness also protects checkpoints
-that the keeper does not guard; protocol.OWN_FILE lists what the trial may change, since earlier trials made it. The harness
-records which files it has protected and which files the trial starts to save.
+Keeper and harness exchange paths through files in the trial's folder; a NUL ends each path. protocol.KEPT_FILE lists the
+guarded files. The harness prevents the trial from removing these or renaming other files over them (harness/guarded_files.py),
+which a lease cannot prevent. The harness also protects checkpoints that the keeper does not guard, except those that earlier
+trials made: protocol.OWN_FILE lists these. The harness records which files it has protected (SPARED_FILE), which files and
+folders the trial creates (MADE_FILE), and from which checkpoints the trial continues a training (LOADED_FILE).
 """
 
 from __future__ import annotations
@@ -57,16 +61,16 @@ from autotune.launchers.writers import (
     Processes,
 )
 
-LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
-# Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's,
-# or if it is a .txt file in one of LOG_FOLDERS.
+LOGS = (".csv", ".tsv", ".jsonl", ".log")  # endings of text files to which programs write metrics; each run overwrites them
+# A file with one of the endings MAY_BE_LOGS is often a configuration that one rank writes and all ranks read. It is guarded
+# only if LOG_NAMES is found in its name, or if it is a .txt file in one of LOG_FOLDERS.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
-LOG_FOLDERS = ("log", "logs", "metrics", "results")  # names of folders in which plain text counts as logs
+LOG_FOLDERS = ("log", "logs", "metrics", "results")  # in lower case
 STDIN = 0
 READ_BYTES = 1 << 16
 # Seconds until the next try to lease a file that another program is writing: SOON_S during the first SOON_FOR_S, then AGAIN_S.
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
-LOOK_S = 5.0  # seconds between two scans of the trial's open files if no event arrives
+LOOK_S = 5.0  # seconds between two scans of the trial's open files if nothing changes in the watched folders
 IDLE_FACTOR = 10  # pause after a scan, as a multiple of its CPU time: scanning takes at most a tenth of one core
 # Maximum numbers of guarded checkpoints, of guarded logs (each file takes a descriptor), and of watched folders.
 MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
@@ -74,14 +78,14 @@ MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
 # opening by a few milliseconds, which would slow the trial down.
 MAX_OPENINGS = 20
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
-ANY_TRIAL = Processes("")  # the trials of all studies: none of them may overwrite the guarded files
+ANY_TRIAL = Processes("")  # processes of all studies: no study's trials may overwrite the guarded files
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
 # keeper waits for them. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0
 
 
 def is_log(path: str) -> bool:
-    """Whether a file's path is typical of text files in which programs keep metrics."""
+    """Whether a path looks like that of a text file to which a program writes metrics."""
     if not path.endswith(MAY_BE_LOGS):
         return path.endswith(LOGS)
     folder, name = os.path.split(path)
@@ -90,7 +94,7 @@ def is_log(path: str) -> bool:
 
 
 class Trial:
-    """The user's files during one trial, from the tuner's "begin" message until the trial's processes are gone."""
+    """The guards and watches during one trial, from the tuner's "begin" message until the trial's processes are gone."""
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
         self._place, self._processes, self._folders = Path(message["place"]), processes, FolderWatch()
@@ -101,10 +105,10 @@ class Trial:
         self._not_before_s, self._due_s = 0.0, time.monotonic() + LOOK_S  # earliest and latest time of the next scan
         self._guarded: dict[Path, Guarded] = {}
         self._refused: set[Path] = set()
-        self._unleased: dict[Path, tuple[int, ...]] = {}  # logs that cannot be guarded -> their version when the trial began
+        self._unleased: dict[Path, tuple[int, ...]] = {}  # log that cannot be guarded -> its `_version` when the trial began
         self._ended: list[Guarded] = []  # former guards of files that the trial has replaced or removed
-        self._appeared: set[Path] = set()  # checkpoints that are guarded because they appeared during the trial
-        # Copies originals, one after another: meanwhile, other files must stay guarded, and no process may wait.
+        self._appeared: set[Path] = set()  # checkpoints that appeared during the trial
+        # A thread that copies originals, one after another. Meanwhile, the main thread guards the other files.
         self._copying = ThreadPoolExecutor(1)
         self._list(protocol.OWN_FILE, self._own)
         remove_left(map(Path, message["files"]))
@@ -113,7 +117,7 @@ class Trial:
         self._there = frozenset(self._guarded)
         for folder in message["folders"]:
             self._watch(Path(folder))
-        self._processes.opened()  # the first call takes longest: make it before the trial starts
+        self._processes.opened()  # the first call takes longest, so it is made before the trial starts
         self._publish()
 
     @property
@@ -123,21 +127,21 @@ class Trial:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until there is something to do even if no event arrives."""
+        """Seconds until `look` must be called, even if nothing has changed in the watched folders."""
         now_s = time.monotonic()
         since_s = [guarded.open_since_s for guarded in self._guarded.values() if guarded.open_since_s is not None]
         again_s = SOON_S if since_s and now_s - max(since_s) < SOON_FOR_S else AGAIN_S
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Lets waiting processes continue, and handles changes in the watched folders. With `is_last`, always scans."""
+        """Handles waiting processes and changes in the watched folders. Scans open files if a scan is due, or if `is_last`."""
         events = self._folders.events()
         for guarded in self._guarded.values():
             guarded.look()
         if any(event.mask & ~IN_CLOSE_WRITE for event in events):
             self._take_all(events)
         else:
-            events = []  # no scan: programs only closed files that they wrote, and `look` above guards those again
+            events = []  # files were only closed after writing, which needs no scan: `guarded.look` has guarded them again
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
@@ -146,18 +150,18 @@ class Trial:
         self._publish()
 
     def _scan(self) -> None:
-        """Records the files that the trial's processes have open for writing."""
+        """Records the files that the trial's processes have open for writing, and plans the next scan."""
         began_s = time.thread_time()
         self._note(self._processes.opened())
         now_s = time.monotonic()
         self._not_before_s, self._due_s = now_s + IDLE_FACTOR * (time.thread_time() - began_s), now_s + LOOK_S
 
     def end(self) -> dict[str, Any]:
-        """Ends all guards; returns the report."""
+        """Ends all guards and watches; returns the message "ended"."""
         self.look(is_last=True)
         self._wrote |= self._listed_by_harness(protocol.MADE_FILE)
         for path in [path for path in self._guarded if self._is_removed(path) and not os.path.lexists(path)]:
-            self._lose(path)  # if no folder could be watched, nothing has reported it yet
+            self._lose(path)  # not noticed before if the file's folder could not be watched
         for guarded in self._guarded.values():
             guarded.end()
         self._copying.shutdown()  # waits for the copies
@@ -165,11 +169,11 @@ class Trial:
         spared = self._listed_by_harness(protocol.SPARED_FILE)
         there = [guarded for path, guarded in self._guarded.items() if path in self._there] + self._ended
         aside = {guarded.path: guarded.aside for guarded in there if guarded.aside}
-        # The harness also spares files that appeared during the trial. They may be the trial's own, so they are not reported.
+        # The harness also protects files that appeared during the trial. The trial may have made them: they are not reported.
         kept = {guarded.path for guarded in there if guarded.is_kept} | (spared - self._appeared)
         return {
             "is": "ended",
-            "kept": sorted(map(str, kept - aside.keys())),  # a file that was overwritten in the end was not kept
+            "kept": sorted(map(str, kept - aside.keys())),  # files in `aside` were changed after all
             "aside": {str(path): str(copy) for path, copy in aside.items()},
             "again": [str(path) for path in aside if path in self._guarded and not self._guarded[path].aside],
             "open": {
@@ -195,14 +199,14 @@ class Trial:
             self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
 
     def _guard_log(self, path: Path) -> None:
-        """Guards a log, unless another program has it open for writing, which may last as long as the study."""
+        """Guards a log, unless another program has it open for writing, because that may last as long as the study."""
         if sum(is_log(str(other)) for other in self._guarded) >= MAX_LOGS:
             return
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
-        # Most network file systems have no leases. There, a file is reported only if it changes, since many files that are
-        # named like logs are something else.
+        # Many files that are named like logs are something else. So a log that cannot be leased, as on most network file
+        # systems, is reported as unguarded only if it changes.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 
@@ -212,7 +216,7 @@ class Trial:
             self._folders.watch(folder)
 
     def _note(self, opened: set[Path]) -> None:
-        """Records open files as written by the trial. New files among them are the trial's own, and are no longer guarded."""
+        """Records open files as written by the trial. Ends the guards of those that appeared during the trial: it made them."""
         seen = {path for path in opened if not path.is_relative_to(self._place)}
         if len(self._wrote) < MAX_WROTE:
             self._wrote |= seen - self._there
@@ -242,7 +246,7 @@ class Trial:
             if path.name.endswith(CHECKPOINTS) and path not in self._guarded:
                 self._appeared.add(path)
                 self._guard(path)
-        elif path.parent != self._place.parents[2]:  # in the folder that holds the studies, new folders are not watched
+        elif path.parent != self._place.parents[2]:  # new folders are watched, except in the folder that contains the studies
             self._watch(path)
             with contextlib.suppress(OSError):
                 for entry in os.scandir(path):  # entries made before the watch began
@@ -255,22 +259,22 @@ class Trial:
             self._guarded[path].follow()
 
     def _is_removed(self, path: Path) -> bool:
-        """Whether a path is that of a file of the user that is guarded and has no name any more."""
+        """Whether the file that the path named when the trial began is still guarded, but has no name left."""
         return path in self._there and path in self._guarded and self._guarded[path].has_no_name()
 
     def _lose(self, path: Path) -> None:
-        """Keeps the original of a file aside that the trial has replaced or removed, and guards it no longer."""
+        """Copies aside the original of a file that the trial has replaced or removed, and ends its guard."""
         guarded = self._guarded.pop(path)
         guarded.let_go()
         try:
             self._copying.submit(guarded.end_aside)
-        except RuntimeError:  # this machine starts no more threads
+        except RuntimeError:  # the system refuses to start a thread
             guarded.end_aside()
         self._ended.append(guarded)
-        self._there -= {path}  # a file that is made there now is new
+        self._there -= {path}  # a file created at this path from now on is a new file
 
     def _publish(self) -> None:
-        # Once its original has been copied aside, a file counts as the trial's own.
+        # A file whose original has been copied aside needs no protection by the harness.
         paths = [path for path in sorted(self._guarded) if not self._guarded[path].aside]
         if paths != self._published:
             self._published = paths
@@ -279,7 +283,7 @@ class Trial:
     def _list(self, name: str, paths: Iterable[Path]) -> None:
         """Writes one of the lists of paths that the harness reads."""
         temporary = self._place / f"{name}.tmp"
-        with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the leases still hold
+        with contextlib.suppress(OSError):  # the disk is full or the folder is gone: only the leases protect the files then
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.writelines(f"{path}\0" for path in paths)
@@ -303,12 +307,15 @@ class Keeper:
         self._alone_until_s: float | None = None
 
     def run(self) -> None:
-        """Serves until the tuner has exited and no process of the study is left (or ALONE_S have passed)."""
+        """Serves until the tuner has exited.
+
+        If a trial is running then, goes on until all processes of the study have exited, but at most for ALONE_S.
+        """
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(SIGNAL, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it exits on its own
+            signal.signal(number, signal.SIG_IGN)  # it must outlive the tuner and the trials
         while not self._is_over():
             folders = [self._trial.file] if self._trial else []
             tuner = [] if self._alone_until_s else [STDIN]
@@ -320,7 +327,7 @@ class Keeper:
             if STDIN in readable:
                 self._hear()
         if self._trial is not None:
-            self._trial.end()  # so that no process, such as another study's trial, keeps waiting to open a file
+            self._trial.end()  # so that processes, such as another study's trial, no longer wait to open a file
 
     def _pause_s(self) -> float | None:
         pauses = [self._trial.pause_s] if self._trial else []

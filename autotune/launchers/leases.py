@@ -1,6 +1,6 @@
-"""Read leases (fcntl(2), "Leases"): a process that opens a leased file for writing waits until the holder releases it.
+"""Takes read leases (fcntl(2), "Leases"). A process that opens a leased file for writing waits until the lease is released.
 
-Linux only. Only the owner of a file and root may lease it; most network file systems do not support leases.
+Linux only. Only the owner of a file and root may lease it. Most network file systems do not support leases.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import os
 import signal
 from pathlib import Path
 
-SIGNAL = signal.SIGURG  # sent to the holder when a writer waits; ignored by default, while SIGIO would end the process
+# Sent to the process that has the lease when another process begins to wait. The kernel's default is SIGIO, which ends a
+# process that has no handler for it. SIGURG does not.
+SIGNAL = signal.SIGURG
 LOCKS = Path("/proc/locks")
 
 
@@ -18,7 +20,7 @@ class Lease:
     """A read lease on one file, until `close`.
 
     Attributes:
-        file: descriptor, open for reading; it refers to this file even after another file has taken the path.
+        file: descriptor, open for reading; it refers to the leased file even after another file has replaced it at the path.
         status: the file's `os.stat_result` when the lease was taken.
 
     Raises:
@@ -44,7 +46,8 @@ class Lease:
     def waiting(self) -> set[int]:
         """Returns the ids of the processes that wait to open the file for writing, from /proc/locks.
 
-        If a process waits for several leases on the file, /proc/locks lists it below only one of them, perhaps not this one:
+        If the file has several leases, /proc/locks lists a waiting process below only one of them, which may be another
+        process's lease. So this returns the processes below any lease on the file. For example, process 7117 waits here:
 
             1: LEASE  BREAKING  UNLCK 7076 fe:00:2146541 0 EOF
             1: -> LEASE  BREAKER   WRITE 7117 <none>:0 0 EOF

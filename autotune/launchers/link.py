@@ -1,8 +1,8 @@
 """Carries messages between the tuner and the agent on a node (node.py), over a pair of pipes.
 
-A message is its length in bytes (four bytes, big-endian), followed by a JSON object. It is never a pickle, so neither side
-executes anything that the other sends. Each side sends a heartbeat every BEAT_S. If the heartbeats stop, the sender is gone,
-even if no pipe was closed.
+A message is sent as its length in bytes (four bytes, big-endian), followed by a JSON object. It is never a pickle, so neither
+side executes anything that the other side sends. Each side sends a heartbeat every BEAT_S. If the heartbeats stop, their sender
+counts as gone, even if no pipe was closed.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import threading
 import time
 from typing import Any
 
-START = b"\nautotune link 1\n"  # sent first. Anything before it is output of other programs, such as a site's login scripts
+START = b"\nautotune link 1\n"  # sent first; what comes before it is output of other programs, such as a site's login scripts
 LENGTH = struct.Struct(">I")
-MAX_BYTES = 1 << 30  # a trial's results have 64 MiB per rank at most
+MAX_BYTES = 1 << 30  # longest message; the longest contain a trial's results, which have at most 64 MiB per rank
 READ_BYTES = 1 << 16
 BEAT_S = 2.0
-LEASE_S = 30.0  # an agent that hears nothing from its tuner for this long ends its trial and itself
-WRITE_S = 30.0  # longest wait for the other side to read
+LEASE_S = 30.0  # an agent that has received nothing from its tuner for this long ends its trial and itself
+WRITE_S = 30.0  # longest wait for the other side to read when the pipe is full
 BEAT = {"is": "beat"}
 BEAT_BYTES = LENGTH.size + len(json.dumps(BEAT))
 Message = dict[str, Any]
 
 
 class LinkLost(Exception):
-    """The other side has closed the link, or no longer reads. The error's message says which."""
+    """The link can no longer be used, for the reason in the error's message: for example, the other side has closed it."""
 
 
 class Link:
-    """One end of a link. A thread receives messages and sends the heartbeats, so both continue while the owner is busy.
+    """One end of a link. A thread of the link receives messages and sends heartbeats, even while the caller is busy.
 
     Attributes:
-        is_begun: whether the other side has begun to send.
+        is_begun: whether START has arrived from the other side.
 
     Args:
-        read: descriptor of the pipe that the other side writes; owned by the link.
-        write: descriptor of the pipe that the other side reads; owned by the link.
+        read: descriptor of the pipe to which the other side writes; the link closes it.
+        write: descriptor of the pipe from which the other side reads; the link closes it.
     """
 
     def __init__(self, read: int, write: int) -> None:
@@ -61,16 +61,16 @@ class Link:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the other side was last heard from, or since the link was opened.
+        """Seconds since something last arrived from the other side, or since the link was opened.
 
-        A piece of an incomplete message counts only if it is longer than a heartbeat. If a message was cut short, the
-        heartbeats after it look like its missing pieces, and must not count.
+        A piece of an incomplete message counts only if it is longer than a heartbeat. The reason: if the rest of a message is
+        lost, the heartbeats after it are taken for its missing pieces, and they must not count.
         """
         return time.monotonic() - self._heard_s
 
     @property
     def is_lost(self) -> bool:
-        """Whether the other side is known to be gone. Messages that it sent before may still be unread."""
+        """Whether the link has ended. Messages that arrived before can still be received."""
         return bool(self._why_lost)
 
     def send(self, message: Message) -> None:
@@ -130,7 +130,10 @@ class Link:
             self._inbox.put(None)
 
     def _beat(self) -> None:
-        """Sends a heartbeat, unless a message is being sent or the pipe is full: then the other side has something to read."""
+        """Sends a heartbeat, unless a message is being sent or the pipe is full.
+
+        In both cases the other side has something to read, which shows that this side is alive.
+        """
         data = json.dumps(BEAT).encode()
         if self._sending.acquire(blocking=False):
             try:

@@ -35,10 +35,10 @@ from autotune.plain_text import shortened
 from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPORTS_BYTES = 256 << 10  # the end of the log that is searched for torchrun's reports
-LOG_S = 2.0  # seconds between two looks into a running trial's log
-MAX_SUPERVISORS = 5  # a trial's start is given up after it has failed this many times because the supervisor was lost
-STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after all grace periods
+REPORTS_BYTES = 256 << 10  # this much of the log's end is searched for torchrun's reports
+LOG_S = 2.0  # seconds between two searches of a running trial's log for srun's report of a failed task
+MAX_SUPERVISORS = 5  # if a trial's start has failed this many times because the supervisor was lost, no further try is made
+STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after the last grace period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class Graces:
     """Grace periods: how long the launcher waits before it acts.
 
     Attributes:
-        ranks_s: wait for the other ranks' results after the first one.
+        ranks_s: wait for the other ranks' results after the first result, or after srun has reported a failed task.
         leave_s: wait for the processes to exit once every result is there, before SIGTERM.
-        orphans_s: wait for processes that the first process left running when it exited without a result.
+        orphans_s: wait for results of processes that still run after the first process has exited.
         terminate_s: wait after SIGTERM, before SIGKILL.
         kill_s: wait after SIGKILL, before the launcher reports that it could not end a process.
     """
@@ -66,8 +66,8 @@ class LocalLauncher(Launcher):
     Args:
         graces: the grace periods.
         slot: the part of the machine that its trials may use; None for all of it.
-        made: the files that trials have made, a set shared with the other slots.
-        temporary: TMPDIR of the slot's trials, unless the configuration sets it; None for this process's own.
+        made: files and folders that trials have made; all slots share this set.
+        temporary: TMPDIR of the slot's trials, unless `Launch.env` sets it; None to leave TMPDIR unchanged.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, and with it all trials that still run. Then ends the process that guards the user's files."""
+        """Ends the supervisor, which ends all trials that still run. Then ends the process that guards the user's files."""
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
 
     def _on_slot(self, launch: Launch) -> Launch:
-        """Returns a launch with the environment variables of its slot."""
+        """Returns the launch with the name and the environment variables of this launcher's slot."""
         if self.slot is None:
             return launch
         env = {"TMPDIR": str(self._temporary_folder), **launch.env} if self._temporary_folder else dict(launch.env)
@@ -181,8 +181,8 @@ class LocalRunning(Running):
         self._results = RankResults(self._folder, launch.spec)
         self._files = files
         self._oom_kills_before = host.oom_kills()
-        self._seen: dict[int, float] = {}  # every process the trial has had: id -> created, seconds since the epoch
-        self._own_exit: int | None = None  # as Popen.returncode; None before the exit, or if our signals came first
+        self._seen: dict[int, float] = {}  # processes seen by the supervisor: id -> created, seconds since the epoch
+        self._own_exit: int | None = None  # Popen.returncode of the first process; None while it runs, or if we signalled it
         self._first_result_s: float | None = None
         self._exited_s: float | None = None
         self._is_gone = self._is_signalled = self._is_warm = False
@@ -253,14 +253,14 @@ class LocalRunning(Running):
                 self._supervisor.end_trial(self._mark, after_s=0.0)
 
     def stop(self, reason: str) -> None:
-        """See `Running.stop`. Ctrl-C and other interrupting signals are held back until the trial has ended."""
+        """See `Running.stop`. Ctrl-C and other interrupting signals are delayed until the trial has ended."""
         with signals_held():
             self.request_stop(reason)
             while self.poll() is None:  # bounded by the grace periods
                 self._supervisor.wait(0.05)
 
     def _hear(self, message: dict[str, Any], now_s: float) -> None:
-        """Handles one supervisor message about the trial's processes."""
+        """Handles one message of the supervisor about the trial's processes."""
         match message["is"]:
             case "seen":
                 self._seen.update((pid, created_s) for pid, created_s in message["processes"])
@@ -277,7 +277,7 @@ class LocalRunning(Running):
         self._progress.read()
         if self._results.missing or self._exited_s is not None:
             self._results.refresh()
-        self._results.collect()  # after the messages, because a process that they report as exited writes nothing more
+        self._results.collect()  # called after the messages were read, to see all that a process wrote before it exited
         if self._first_result_s is None and (self._results.by_rank or self._has_lost_task(now_s)):
             self._first_result_s = now_s
         if self._results.is_complete:
@@ -286,7 +286,7 @@ class LocalRunning(Running):
             if missing := self._results.missing:
                 self._problems.append(f"no result from rank {', '.join(map(str, missing[:8]))}")
             self._conclude("result" if self._results.by_rank else "exit")
-        elif self._is_gone and self._is_signalled:  # the supervisor has ended the trial without our request
+        elif self._is_gone and self._is_signalled:  # the supervisor has ended the trial although we did not request it
             self._lose("terminated from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
             self._conclude("result" if self._results.by_rank else "exit")
@@ -315,40 +315,42 @@ class LocalRunning(Running):
         self._is_gone = self._is_signalled = True
 
     def _members(self) -> list[psutil.Process]:
-        """Returns the trial's living processes, found without the supervisor's help."""
+        """Returns the trial's living processes: those with its mark, those that the supervisor has seen, and descendants."""
         return process_tree.members(lambda mark: mark == self._mark, process_tree.still_there(self._seen))
 
     def _orphans(self) -> list[psutil.Process]:
-        """Returns the living processes of the trial once its supervisor is gone.
+        """Returns the trial's living processes after its supervisor has exited.
 
-        A trial that a warm server forked has the server's mark, so the two cannot be told apart. Then the processes with this
-        mark count as the trial's, even the server itself.
+        A trial that a warm server forked has the server's mark in /proc, so trial and server cannot be distinguished. In this
+        case, all processes with the server's mark are returned as well, including the server.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER, self._launch.slot)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))
 
     def _lose(self, how: str) -> None:
+        """Records that the trial ended because its supervisor was `how`, such as "killed by SIGKILL"."""
         self._cause = "lost"
         self._why["stop_reason"] = (
             f"the supervisor, which watches over the trial's processes, was {how}; the trial ended with it"
         )
 
     def _has_lost_task(self, now_s: float) -> bool:
-        """Whether srun says that a task has failed. srun itself continues, and other ranks may wait for that task forever."""
+        """Whether srun has logged a failed task. srun itself may run on, and other ranks may wait for that task forever."""
         if now_s < self._next_log_s:
             return False
         self._next_log_s = now_s + LOG_S
         return bool(TASK_FAILED.search(logs.tail(self._folder / protocol.STDERR_FILE)))
 
     def _is_rest_late(self, now_s: float) -> bool:
-        """Whether the wait for the other ranks' results is over. It begins with the first result or a lost task."""
+        """Whether the wait for the other ranks' results is over. It begins with the first result or a failed task."""
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
     def _are_orphans_done(self, now_s: float) -> bool:
-        """Whether processes that the first process left running have had enough time to write a result."""
+        """Whether processes that still run after the exit of the first process have had enough time to write a result."""
         return self._is_gone or now_s - (self._exited_s or now_s) > self._graces.orphans_s
 
     def _conclude(self, cause: Cause, leave_s: float = 0.0) -> None:
+        """Records why the trial is over, and requests that processes still running after `leave_s` be ended."""
         self._cause, self._cause_s, self._leave_s = cause, time.monotonic(), leave_s
         if not self._is_gone:
             self._supervisor.end_trial(self._mark, after_s=leave_s)
@@ -418,7 +420,7 @@ def _prepare(launch: Launch) -> None:
 
 
 def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:
-    """Returns the processes of a study, or of one of its slots."""
+    """Returns the living processes of a study, or only those of one of its slots."""
     return process_tree.members(lambda mark: is_mark_of(study, mark, slot))
 
 
@@ -428,9 +430,9 @@ def _end_and_clean(
     """Ends processes that have no supervisor and removes their shared memory; returns a text for each process still alive.
 
     Args:
-        find: returns the processes that are alive now.
+        find: returns those of the processes to end that are alive now.
         graces: the grace periods after the signals.
-        seen: further processes, which may have exited: id -> created, seconds since the epoch.
+        seen: further processes whose shared memory is removed, even if they have exited: id -> created, s since the epoch.
     """
     created_s = dict(seen or {})
 
@@ -446,7 +448,7 @@ def _end_and_clean(
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Defers interrupting signals until the context ends. Does nothing in other threads: only the main thread gets signals."""
+    """Delays interrupting signals until the context ends. Does nothing outside the main thread, which alone gets signals."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield
