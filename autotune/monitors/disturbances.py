@@ -57,7 +57,8 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
 
     Args:
         use: CPU use in the window, or in a moment without a trial; None if unknown.
-        is_trial_running: whether a trial was running. If not, foreign use counts even if cores are idle, since a trial could use all.
+        is_trial_running: whether a trial was running. If not, foreign use counts even beside idle cores, since a trial may need
+            all cores.
     """
     if use is None or use.seconds < MIN_WINDOW_S:
         return []

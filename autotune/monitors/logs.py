@@ -34,8 +34,8 @@ def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
     Writers must have opened the log for appending, so that they continue at its new end. On ext4 and XFS, Linux can remove the
-    middle of a file in one step. Elsewhere the end is copied: what the program writes during the copy is kept, and what it writes
-    between the last read and the cut is lost. With a pipe instead of a file, nothing would be lost. But each print of the
+    middle of a file in one step. Elsewhere the end is copied: what the program writes during the copy is kept, but what it
+    writes between the last read and the cut is lost. With a pipe instead of a file, nothing would be lost. But each print of the
     program would wait for the reader of the pipe, and the reader's death would end the program.
     """
     try:

@@ -90,7 +90,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch has kernels or PTX for each GPU. Kernels also run on higher minor versions: those for sm_80 on sm_86."""
+    """Checks that torch has kernels or PTX for each GPU. Kernels also run on higher minor versions: sm_80's on sm_86."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
