@@ -28,7 +28,7 @@ class MemoryGate:
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
         """Waits up to `deadline_s` seconds until the memory is free again.
 
-        Does not wait for memory that an earlier call has waited for in vain: another program may hold it for hours.
+        Gives up at once if an earlier call gave up on the same memory: another program may hold it for hours.
 
         Returns:
             "" if the memory is free; otherwise sentences that name the processes that hold it.
@@ -59,7 +59,7 @@ class _Level:
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes
         self._idle_bytes = monitor.memory_used_bytes()
-        self._given_up_bytes: int | None = None  # memory use after the last vain wait; None if the memory was free since
+        self._given_up_bytes: int | None = None  # memory use at the last given-up wait; None if free since, or none was
 
     def excess_bytes(self) -> int:
         """Returns the bytes above the idle level; 0 if within the slack or unknown. Lowers the idle level if less is in use."""
@@ -74,10 +74,10 @@ class _Level:
 
     @property
     def is_worth_waiting(self) -> bool:
-        """Whether waiting may help: no wait was in vain, or memory use has grown since (a trial that is ending may hold it)."""
+        """Whether waiting may help: no wait was given up, or memory use has grown since (a trial may be just ending)."""
         used = self.monitor.memory_used_bytes()
         return used is None or self._given_up_bytes is None or used > self._given_up_bytes + self._slack_bytes
 
     def give_up(self) -> None:
-        """Notes that a wait for the present memory use was in vain."""
+        """Notes the present memory use as not worth another wait."""
         self._given_up_bytes = self.monitor.memory_used_bytes()

@@ -35,8 +35,8 @@ def bound(path: Path) -> None:
 
     Writers must have opened the log for appending, so that they continue at its new end. On ext4 and XFS, Linux can remove the
     middle of a file in one step. Elsewhere the end is copied: what the program writes during the copy is kept, but what it
-    writes between the last read and the cut is lost. With a pipe instead of a file, nothing would be lost. But each print of the
-    program would wait for the reader of the pipe, and the reader's death would end the program.
+    writes between the last read and the cut is lost. With a pipe instead of a file, nothing would be lost. But then each print
+    of the program would wait for the reader of the pipe, and the reader's death would end the program.
     """
     try:
         size_bytes = path.stat().st_size
