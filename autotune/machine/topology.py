@@ -117,7 +117,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[tuple[bool, int | str]]:
 
 
 def _path(nvml: Nvml, handles: list[Any], one: int, other: int, ends: list[list[int | str]], pcis: list[str]) -> str:
-    """Returns the path between two GPUs, such as "NV4" or "PIX". `ends`: of each GPU, what its active NVLinks lead to."""
+    """Returns the path between two GPUs, such as "NV4" or "PIX". `ends`: what the active NVLinks of each GPU lead to."""
     direct = sum(end == pcis[other] for end in ends[one]) if pcis[other] else 0
     through_switches = min(ends[one].count(SWITCH), ends[other].count(SWITCH))
     if count := direct or through_switches:

@@ -9,7 +9,7 @@ from autotune.monitors.nvml import MIB, DeviceMonitor
 
 
 class MemoryGate:
-    """Lets a trial start only when each device's memory use is back at the idle level.
+    """Delays a trial until each device's memory use is back at the idle level, within a time limit.
 
     Judges by memory, not by processes: in a container, NVML gives the host's process ids, or none.
 

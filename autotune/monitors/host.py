@@ -1,4 +1,4 @@
-"""Monitors the host during trials: steal time, load, pressure (PSI), throttling, and kills by the kernel's OOM killer."""
+"""Monitors the host during trials: steal time, load, pressure (PSI), throttling, kills by the kernel's OOM killer."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _take_out_middle(path: Path, size_bytes: int) -> bool:
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
             return False
-        note = _note(length + len(_note(length)))  # counts the bytes that the note overwrites, too
+        note = _note(length + len(_note(length)))  # the note also counts the bytes that it overwrites
         near = os.pread(file.fileno(), 2 * ALIGN_BYTES, HEAD_BYTES - ALIGN_BYTES)
         # Lines that the cut or the note splits are overwritten: half a secret would not be recognised and masked.
         begin = near.rfind(b"\n", 0, ALIGN_BYTES) + 1 or ALIGN_BYTES

@@ -1,8 +1,7 @@
 """Monitors GPUs while trials run, through NVML (package nvidia-ml-py): samples and counters of a device.
 
 Nothing here resets a device or changes clocks or power. A value that a device does not support, or that this user is not
-allowed to read, is queried once and is None from then on, never zero. Without a GPU, a null object (`NoDevice`) stands for the
-device, and every function accepts it.
+allowed to read, is queried once and is None from then on, never zero. Without a GPU, the null object `NoDevice` is used.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class DeviceMonitor:
         return {}
 
     def restart(self) -> None:
-        """Discards the samples when a new trial begins."""
+        """Discards all samples and readings of counters, so that a new trial can begin."""
 
     def memory_used_bytes(self) -> int | None:
         """Returns the device memory in use by all processes together; None if unknown."""
@@ -282,6 +281,7 @@ class NvmlDevice(DeviceMonitor):
     def _ask(
         self, name: str, read: Callable[[Any], Value], *arguments: Any, if_none_found: Value | None = None
     ) -> Value | None:
+        """Returns an NVML function's result, converted by `read`; None if it fails, `if_none_found` for NONE_FOUND."""
         if name in self._unsupported:
             return None
         try:

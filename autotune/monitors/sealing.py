@@ -19,7 +19,7 @@ from autotune.harness import protocol
 from autotune.masking import Secrets
 
 LOOK_S = 0.2  # time between two looks for running trials
-MAX_TEXT_BYTES = 512 << 20  # longer traces are cut off; a pass records at most 200,000 events, about 100 MB of text
+MAX_TEXT_BYTES = 512 << 20  # longer texts of traces are cut off; a pass records at most 200,000 events, about 100 MB
 BLOCK_BYTES = 1 << 20
 NUM_KNOWN = 20_000  # number of strings whose masked form is cached, since most strings occur in many events
 LEVEL = 5  # compression level

@@ -22,7 +22,7 @@ REMEDIES = {
     18: ("driver and library are of different versions: the driver was updated since the system started", "sudo reboot"),
 }
 INSTALL = "pip install nvidia-ml-py"
-REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # the former may delete files of the latter
+REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # uninstalling may delete nvidia-ml-py's files
 SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
 
 

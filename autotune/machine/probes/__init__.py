@@ -106,7 +106,7 @@ def ours(name: str, *arguments: str) -> list[str]:
 
 
 def interpreters(python: str, *, with_import: bool) -> list[str]:
-    """Returns the command that probes an interpreter. Importing torch takes seconds, so that is optional."""
+    """Returns the command that probes an interpreter. Importing torch is optional, since it takes seconds."""
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 

@@ -26,7 +26,7 @@ def look() -> dict[str, Any]:
 
     Returns:
         "num_cpus": CPUs of the host; "num_affine", "cpus": how many CPUs this process may run on, and their numbers;
-        "quota_cores": cores that the cgroup's quota allows (None without a quota); "num_cores": the lower of the two limits;
+        "quota_cores": cores that the cgroup's quota allows (None without a quota); "num_cores": the lower limit, rounded up;
         "memory_bytes" (at most the cgroup's limit), "available_bytes", "swap_bytes", "swap_used_bytes";
         "shared_memory": {"bytes", "free_bytes", "is_writable"}, or None;
         "memlock_bytes", "open_files", "max_open_files": limits; None if unlimited;
