@@ -42,7 +42,7 @@ def entries_from(index: int, num: int, environment: Mapping[str, str]) -> list[s
 
 
 def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str], index: int = 0) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program may use from `device.index` on, each as {} if its entry identifies no GPU.
+    """Returns the GPUs that a program may use from `device.index` on. {} stands for an entry that identifies no GPU.
 
     The GPUs are in the order of CUDA_VISIBLE_DEVICES. Like CUDA, stops at the first number beyond the last GPU. If the variable
     is not set, the GPUs are in CUDA's order. They are in bus order instead if `index` is above 0 and ORDER is not set, because

@@ -8,7 +8,7 @@ it reads), and are part of the machine.
 
 Without a cgroup quota, busy and idle time come from the lines of /proc/stat for the cores that the tuner may use. This holds in
 a container, too: any process of the host can take a core that the trial could use. With a quota, these lines would mostly show
-what does not concern the study. So busy time then comes from the cgroup's own usage, and the quota is the number of cores.
+other work on the host. Busy time then comes from the cgroup's own usage, and the quota is the number of cores.
 
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only the trial's cores count,
 because use of other cores takes nothing from the trial.
@@ -73,7 +73,7 @@ class CpuLook:
         time_s: monotonic clock.
         num_cores: how many cores the tuner may use, as limited by affinity or quota.
         busy_s: CPU time used on these cores or, with a quota, by the cgroup; None if unknown.
-        idle_s: unused CPU time; None if unknown, as with a quota.
+        idle_s: unused CPU time of these cores; None if unknown, as with a quota.
         steal_s: CPU time that the hypervisor gave to other guests; None if unknown.
         processes: all visible processes, by id.
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
@@ -109,7 +109,7 @@ class CpuUse:
         kernel_cores: used by the kernel threads that are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
-        culprits: the up to three foreign processes that used the most, as (process id, cores), largest first.
+        culprits: the foreign processes that used the most, at most three, as (process id, cores), largest first.
         waiting_cores: mean number of the study's threads that were ready to run but had no core, because foreign threads or
             other threads of the study used all cores.
         read_bytes, disk_bytes: bytes that this study has read, in all and from disk.

@@ -59,7 +59,8 @@ class _Level:
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes
         self._idle_bytes = monitor.memory_used_bytes()
-        self._given_up_bytes: int | None = None  # memory use at the last given-up wait; None if free since, or none was
+        # Memory use when a wait was last given up. None before that, and once the memory is free again.
+        self._given_up_bytes: int | None = None
 
     def excess_bytes(self) -> int:
         """Returns the bytes above the idle level; 0 if within the slack or unknown. Lowers the idle level if less is in use."""

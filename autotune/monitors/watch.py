@@ -61,8 +61,8 @@ class MachineWatch:
     def follow(self, results: Sequence[RankResult]) -> None:
         """Switches to the devices that a trial's ranks reported, unless they are watched already. Call it between trials.
 
-        A user's command may choose its devices itself (`torchrun`, or in the script). Before its first trial they are unknown,
-        and the configured devices are watched.
+        A user's command may choose its devices itself, as torchrun and some scripts do. Until the first trial has reported its
+        devices, the configured devices are watched.
         """
         reported = list(dict.fromkeys(uuid for result in results for uuid in result.facts.get("device_uuids") or ()))
         if not reported or set(reported) == {device.uuid for device in self._device.devices}:

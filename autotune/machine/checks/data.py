@@ -33,7 +33,7 @@ def check_data(found: dict[str, Any], problem: str = "", *, host: dict[str, Any]
         problem: why there is no document. If there is no document and no problem, no folder was named.
         host: the host probe's document; {} if there is none.
     """
-    problem = problem or str(found.get("problem") or "")  # the probe's: the folder has disappeared since doctor began
+    problem = problem or str(found.get("problem") or "")  # the probe has one if the folder disappeared since doctor began
     if problem:
         cost = "a program that reads from it fails or hangs in the same way"
         return [_finding("disk", f"the folder could not be read: {problem}", Status.error, cost, "mount; sudo dmesg | tail")]
