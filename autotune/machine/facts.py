@@ -22,7 +22,8 @@ from autotune.machine.visible import visible_gpus
 from autotune.masking import Secrets
 
 CXX = ("g++", "clang++", "c++")  # one of them compiles torch.compile's kernels for the CPU
-# Of a cgroup (v2, v1): its memory limit, what it uses, and the cached files among that which were not read lately.
+# For cgroup v2 and v1: the files with the memory limit and with the memory in use, and the line of memory.stat that says how
+# much of the memory in use is a cache of files that were not read lately.
 MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -36,7 +37,7 @@ RECORDED = (
 
 
 def host_facts() -> dict[str, Any]:
-    """Returns facts about this host as the tuner sees them, as plain values.
+    """Returns facts about this host as the tuner's process sees it, as values that JSON can hold.
 
     Keys: hostname, cpu_model, num_cores (effective), num_cpus, memory_bytes (at most the cgroup's limit), isa, kernel, python,
     has_compiler (C++), gpus ([] without NVML), topology, environment (variables with a prefix in RECORDED).
@@ -62,7 +63,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def recorded(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that can change how fast a program trains. Others are left out, since they may hold secrets."""
+    """Returns the variables that can change how fast a program trains. Others may hold secrets, so they are left out."""
     found = {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
     return dict(Secrets().document(found))
 
@@ -73,12 +74,12 @@ def memory_limit_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | Non
 
 
 def memory_left_bytes(cgroup: str = CGROUP, own: str = OWN_CGROUP) -> int | None:
-    """Returns what the memory limits of this process's cgroup and its ancestors leave to use; None if there is no limit."""
+    """Returns how much more memory the limits of this process's cgroup and its ancestors allow; None if there is no limit."""
     return min((max(0, limit - used) for limit, used in _memory_limits(cgroup, own)), default=None)
 
 
 def _memory_limits(cgroup: str, own: str) -> Iterator[tuple[int, int]]:
-    """Yields (limit, used) in bytes for each cgroup with a memory limit. Cached files that can be dropped are not used."""
+    """Yields (limit, used) in bytes for each cgroup with a memory limit. Cached files not read lately do not count as used."""
     for folder in folders(cgroup, own, "memory"):
         for limit_file, used_file, idle in MEMORY_FILES:
             limit, used, stat = (read(os.path.join(folder, name)) for name in (limit_file, used_file, "memory.stat"))
@@ -120,8 +121,8 @@ def host_context(
         baseline: rank 0's result of the baseline trial; None before that trial, when only the host's facts are known.
         is_recipe: whether a built-in recipe is tuned.
         device: `device.kind`, used only without a baseline.
-        is_node: whether the facts are a cluster node's, which name the GPUs that trials may use; CUDA_VISIBLE_DEVICES of this
-            process says nothing about them. Used only without a baseline.
+        is_node: whether `facts` describe a node of a cluster. Such facts list only GPUs that trials may use, so this process's
+            CUDA_VISIBLE_DEVICES is ignored. Used only without a baseline.
     """
     if baseline is None:
         visible = visible_gpus(facts["gpus"], {} if is_node else os.environ) if facts.get("gpus") else []
@@ -133,7 +134,7 @@ def host_context(
     capability = seen.get("compute_capability")
     observed = baseline.observed if baseline else {}
     num_nodes = seen.get("num_nodes")
-    num_ranks = math.ceil(baseline.world_size / (num_nodes or 1)) if baseline else 1  # on one machine
+    num_ranks = math.ceil(baseline.world_size / (num_nodes or 1)) if baseline else 1  # per machine
     return HostContext(
         num_cores=max(1, int(facts["num_cores"]) // num_ranks),
         has_cuda=seen.get("device") == "cuda",

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.machine.nvml import OF_WHOLE_GPU, Nvml, is_divided, session
 from autotune.machine.visible import BUS, NUMBER, ORDER, VISIBLE, are_unlike
 
-# Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing even if one of them exists.
+# Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. Even if one of them exists, NVML may be missing.
 DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
 # Asks CUDA's driver for the UUIDs of all GPUs, in the order of CUDA's numbers.
 ASK_CUDA = """
@@ -22,7 +22,7 @@ for number in range(num.value):
     assert cuda.cuDeviceGet(ctypes.byref(device), number) == 0 and cuda.cuDeviceGetUuid(uuid, device) == 0
     print(bytes(uuid).hex())
 """
-ASK_S = 60.0  # many GPUs whose driver is not loaded take seconds each
+ASK_S = 60.0  # time limit: if the driver is not loaded yet, each GPU takes seconds to initialise
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -32,7 +32,8 @@ def gpus() -> list[dict[str, Any]]:
     "has_power_reading"}.
 
     Values that a device does not report are None; the list is empty without NVML, a driver or permission. NVML numbers GPUs by
-    their place on the bus, but CUDA numbers unlike GPUs by their speed. So unlike GPUs also have a "cuda_number".
+    their place on the bus, but CUDA numbers GPUs of several kinds by speed, unless ORDER is set to BUS. If the two numbers may
+    differ and CUDA's driver answers, each entry also has "cuda_number".
     """
     with session() as nvml:
         driver = nvml.text("nvmlSystemGetDriverVersion")
@@ -40,14 +41,14 @@ def gpus() -> list[dict[str, Any]]:
     if are_unlike(found) and os.environ.get(ORDER) != BUS:
         numbers = {uuid: number for number, uuid in enumerate(cuda_uuids())}
         for place, gpu in enumerate(found if numbers else ()):
-            gpu[NUMBER] = numbers.get(gpu["uuid"], len(found) + place)  # CUDA does not use some GPUs
+            gpu[NUMBER] = numbers.get(gpu["uuid"], len(found) + place)  # GPUs that CUDA does not use come last
     return found
 
 
 def cuda_uuids() -> list[str]:
     """Returns the UUIDs of all GPUs in the order of CUDA's numbers; [] if CUDA's driver does not answer.
 
-    The question is asked in a child process: in this one, the driver would stay initialised.
+    A child process asks the driver, because the driver stays initialised in the process that asks.
     """
     environment = {name: text for name, text in os.environ.items() if name != VISIBLE}
     try:
@@ -69,7 +70,7 @@ def slice_memory_bytes(uuid: str) -> int | None:
 
 
 def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
-    """Whether there is a driver through which PyTorch may find a CUDA device. Without a driver, it finds none."""
+    """Whether device files show that a GPU driver is loaded. Without a driver, PyTorch finds no CUDA device."""
     return any((devices / name).exists() for name in DRIVER_FILES)
 
 

@@ -11,7 +11,7 @@ FOREIGN = "another package named pynvml hides nvidia-ml-py"
 # Functions in every release of NVIDIA's package. Other packages with a module pynvml, such as PyPI's first `pynvml`, may lack
 # some of them.
 NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-# Bits of NVML's clock event reasons that mean lost speed -> name of the cause. Two bits have the same cause.
+# Why clocks are lowered: bit of NVML's clock event reasons (nvml.h) -> name of the cause. Two bits have the same name.
 SLOWDOWNS = {
     0x04: "power_cap",
     0x08: "hardware",
@@ -19,36 +19,36 @@ SLOWDOWNS = {
     0x40: "thermal",  # hardware thermal slowdown
     0x80: "power_brake",
 }
-# NVML's functions that return these bits; drivers before 535 have only the second.
+# NVML's functions that return these bits. Drivers before 535 have only the second function.
 SLOWDOWN_QUESTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 # NVML's functions that measure a whole GPU. On a GPU divided into slices (MIG), their values are for all slices together.
 OF_WHOLE_GPU = ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage")
 
 
 def is_divided(mode: Any) -> bool:
-    """Whether a GPU is divided into slices (MIG). `mode` is from nvmlDeviceGetMigMode: [now, after a restart], or None."""
+    """Whether a GPU is divided into slices (MIG). `mode`: result of nvmlDeviceGetMigMode, [now, after a reset], or None."""
     return bool(mode) and bool(mode[0])
 
 
 class Nvml:
-    """The initialised library, or the reason why there is none.
+    """NVML, initialised, or the reason why it is unavailable.
 
     Args:
         module: the pynvml module; a fake in tests; None if NVML is unavailable.
-        problem: why it is unavailable, in a few words; "" if it is available.
-        code: NVML's error number; None if the package itself is missing, or there is no problem.
+        problem: why NVML is unavailable, in a few words; "" if it is available.
+        code: NVML's error number; None if the package itself is missing or broken, or if there is no problem.
     """
 
     def __init__(self, module: Any, problem: str = "", code: int | None = None) -> None:
         self._module, self.problem, self.code = module, problem, code
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Returns the result of one NVML function; None if it is unsupported, not permitted or unknown."""
+        """Returns the result of one NVML function; None if the function fails: unsupported, not permitted or unknown."""
         if self._module is None:
             return None
         try:
             return getattr(self._module, name)(*arguments)
-        except Exception:  # usually an NVMLError; older releases, and names that are not text (WSL), raise other errors
+        except Exception:  # usually an NVMLError; other errors from older releases, and for undecodable names (WSL)
             return None
 
     def text(self, name: str, *arguments: Any) -> str | None:
@@ -77,7 +77,7 @@ def session() -> Iterator[Nvml]:
     try:
         yield Nvml(pynvml)
     finally:
-        with contextlib.suppress(Exception):  # the driver may be gone by now: nothing is left to shut down
+        with contextlib.suppress(Exception):  # the driver may be gone by now; then nothing is left to shut down
             pynvml.nvmlShutdown()
 
 
@@ -96,5 +96,5 @@ def _with(problem: str, error: BaseException) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    """Returns a result as text; None stays None."""
+    """Returns a result of NVML, text or bytes, as text; None for None."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else None if value is None else str(value)

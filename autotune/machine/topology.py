@@ -1,4 +1,4 @@
-"""Finds how this machine's GPUs, CPUs and networks are connected: NVML's paths, the kernel's NUMA nodes and adapters."""
+"""Finds how this machine's GPUs, CPUs and networks are connected, by asking NVML and the kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autotune.knobs.base import Topology
 from autotune.machine.nvml import Nvml, session, text_of
 
 SYS = Path("/sys")
-SELF, NVLINK, UNKNOWN = "X", "NV", "?"
+SELF, NVLINK, UNKNOWN = "X", "NV", "?"  # how the table of paths shows a GPU itself, NVLinks ("NV4" for four) and unknown paths
 # NVML's distance between two GPUs (nvml.h, nvmlGpuTopologyLevel_t) -> its name in `nvidia-smi topo -m`.
 PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 LEGEND = {
     "NV": "# NVLinks", "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "a PCIe host bridge (the CPU)",
     "NODE": "host bridges of one NUMA node", "SYS": "the link between NUMA nodes", "?": "not known",
 }  # fmt: skip
-MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h; older drivers reject link numbers that they do not know
+MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS of nvml.h; for the higher numbers, older drivers return an error
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 ACTIVE = "ACTIVE"  # in the state of a port, "4: ACTIVE"
 # Prefixes of interfaces that do not lead to another machine: loopback, containers, bridges, tunnels.
@@ -26,14 +26,14 @@ LOCAL_INTERFACES = ("lo", "docker", "veth", "br-", "virbr", "ifb", "dummy", "tun
 
 
 def topology(sys: Path = SYS) -> dict[str, Any]:
-    """Returns how this machine is connected, as plain values.
+    """Returns how the parts of this machine are connected, as values that JSON can hold.
 
     Returns:
         "gpus": a list of {"pci", "numa_node" (None if unknown), "nvlinks" (how many), "nvlinks_active" (how many are up)};
-        "links": the table of paths between GPUs that `nvidia-smi topo -m` shows; "has_nvswitch";
+        "links": the table of paths between GPUs that `nvidia-smi topo -m` shows; "has_nvswitch": whether any GPU has an active
+        NVLink to an NVSwitch;
         "adapters": InfiniBand and RoCE ports, each {"name", "port", "is_active", "state", "rate", "layer"};
-        "interfaces": names of the network interfaces that are up;
-        "numa_nodes": number of the node -> its CPUs, in the kernel's format.
+        "interfaces": see `interfaces`; "numa_nodes": see `numa_nodes`.
     """
     with session() as nvml:
         found = _gpus(nvml, sys)
@@ -41,7 +41,7 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
 
 
 def as_host_context(found: Mapping[str, Any]) -> Topology:
-    """Returns the part of `topology()` that knobs use. `found` is {} in older records; then nothing is known."""
+    """Returns the part of `found`, a result of `topology()`, that knobs use. Older records have {}: nothing is known."""
     links = found.get("links") or []
     paths = {path for row, line in enumerate(links) for column, path in enumerate(line) if column != row}
     return Topology(
@@ -54,7 +54,7 @@ def as_host_context(found: Mapping[str, Any]) -> Topology:
 
 
 def adapters(sys: Path = SYS) -> list[dict[str, Any]]:
-    """Returns the ports of the InfiniBand and RoCE adapters known to the kernel."""
+    """Returns the ports of the InfiniBand and RoCE adapters known to the kernel; see `topology` for the keys."""
     found = []
     for port in sorted(sys.glob("class/infiniband/*/ports/*")):
         state = read(port / "state")
@@ -78,7 +78,7 @@ def interfaces(sys: Path = SYS) -> list[str]:
 
 
 def numa_nodes(sys: Path = SYS) -> dict[str, str]:
-    """Returns the CPUs of each NUMA node: {"0": "0-15,32-47"}."""
+    """Returns {number of a NUMA node: its CPUs in the kernel's format}, such as {"0": "0-15,32-47"}."""
     return {path.name.removeprefix("node"): read(path / "cpulist") for path in sys.glob("devices/system/node/node[0-9]*")}
 
 
@@ -104,7 +104,7 @@ def _gpus(nvml: Nvml, sys: Path) -> dict[str, Any]:
 
 
 def _nvlinks(nvml: Nvml, handle: Any) -> list[tuple[bool, int | str]]:
-    """Returns for every NVLink whether it is active, and its other end: SWITCH, or a PCI address ("" if unknown)."""
+    """Returns for each NVLink of a GPU (whether it is active, its other end: SWITCH, or a PCI address, "" if unknown)."""
     found: list[tuple[bool, int | str]] = []
     for link in range(MAX_NVLINKS):
         if (state := nvml.ask("nvmlDeviceGetNvLinkState", handle, link)) is None:
@@ -117,7 +117,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[tuple[bool, int | str]]:
 
 
 def _path(nvml: Nvml, handles: list[Any], one: int, other: int, ends: list[list[int | str]], pcis: list[str]) -> str:
-    """Returns the path between two GPUs, such as "NV4" or "PIX". `ends` holds the other ends of each GPU's active NVLinks."""
+    """Returns the path between two GPUs, such as "NV4" or "PIX". `ends`: what the active NVLinks of each GPU lead to."""
     direct = sum(end == pcis[other] for end in ends[one]) if pcis[other] else 0
     through_switches = min(ends[one].count(SWITCH), ends[other].count(SWITCH))
     if count := direct or through_switches:
@@ -136,4 +136,4 @@ def _pci(info: Any) -> str:
 
 def _numa_node(device: Path) -> int | None:
     text = read(device / "numa_node")
-    return int(text) if text.isdigit() else None  # -1: the firmware does not report it
+    return int(text) if text.isdigit() else None  # the file has -1 if the firmware does not report the node

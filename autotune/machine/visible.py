@@ -9,20 +9,20 @@ from typing import Any
 from autotune.harness.protocol import whole_number
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER, BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # makes CUDA number GPUs by bus, as NVML and nvidia-smi do
-NUMBER = "cuda_number"  # key in a GPU's facts: its number in CUDA, if the machine's GPUs are unlike; see `machine.gpus.gpus`
+ORDER, BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # with ORDER=BUS, CUDA numbers GPUs by place on the bus, as NVML does
+NUMBER = "cuda_number"  # key in a GPU's facts: the GPU's number in CUDA, where it may differ from NVML's (`machine.gpus.gpus`)
 
 
 def are_unlike(gpus: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether GPUs are of several kinds: CUDA then numbers them by speed, unless ORDER is set."""
+    """Whether GPUs are of several kinds. CUDA numbers such GPUs by speed, unless ORDER is set to BUS."""
     return len({(gpu.get("name"), gpu.get("memory_bytes")) for gpu in gpus}) > 1
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
-    """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs. Returns None if it is not set: then every GPU is visible.
+    """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set, which makes every GPU visible.
 
-    Like CUDA, stops at an entry that is neither: "" shows no GPU, "0,-1,1" only GPU 0 (CUDA programming guide, "CUDA
-    Environment Variables"). How many GPUs there are is not known here: see `visible_gpus`.
+    Like CUDA, stops at the first entry that is neither a number nor a UUID: "" makes no GPU visible, "0,-1,1" only GPU 0
+    (CUDA programming guide, "CUDA Environment Variables"). Does not check that the GPUs exist; `visible_gpus` does.
     """
     text = environment.get(VISIBLE)
     if text is None:
@@ -36,22 +36,22 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def entries_from(index: int, num: int, environment: Mapping[str, str]) -> list[str]:
-    """Returns `num` entries of CUDA_VISIBLE_DEVICES from `index` on, or fewer; numbers of GPUs if the variable is not set."""
+    """Returns up to `num` entries of CUDA_VISIBLE_DEVICES from position `index` on; `num` GPU numbers if it is not set."""
     visible, wanted = visible_devices(environment), range(index, index + num)
     return [str(number) for number in wanted] if visible is None else visible[wanted.start : wanted.stop]
 
 
 def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str], index: int = 0) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program may use from `device.index` on. A GPU that cannot be identified is {}.
+    """Returns the GPUs that a program may use from `device.index` on. {} stands for an entry that identifies no GPU.
 
-    They are in the order of CUDA_VISIBLE_DEVICES. Like CUDA, stops at the first number beyond the last GPU. Without the
-    variable, they are in CUDA's order, or by bus if `index` is above 0 and ORDER is not set, since trials then get ORDER=BUS
-    (see `trials.settings.device_environment`).
+    The GPUs are in the order of CUDA_VISIBLE_DEVICES. Like CUDA, stops at the first number beyond the last GPU. If the variable
+    is not set, the GPUs are in CUDA's order. They are in bus order instead if `index` is above 0 and ORDER is not set, because
+    trials then run with ORDER=BUS (see `trials.settings.device_environment`).
 
     Args:
         gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
         environment: its CUDA_VISIBLE_DEVICES may hold numbers, UUIDs or the beginnings of UUIDs.
-        index: the first GPU.
+        index: `device.index`, the position of the first GPU to return.
     """
     visible = visible_devices(environment)
     by_bus = [{name: value for name, value in gpu.items() if name != NUMBER} for gpu in gpus]

@@ -1,23 +1,22 @@
-"""Measures the CPU time that this study, the kernel and foreign processes use, and how long the trial's threads wait for it.
+"""Measures the CPU time of this study, the kernel and foreign processes, and how long the trial's threads wait for a core.
 
-A look reads each process's line in /proc once (measured: 2 ms for 100 processes) and is taken only at the two ends of a
-trial's window. The study is the tuner's process and its descendants: supervisor, trial, tracker. A process's time includes
-the time of the children it has waited for, so a trial that has exited by the second look is counted in its parent. Kernel
-threads and interrupts are not counted as foreign: they mostly work for the measured trial (writing back its files, decrypting
-what it reads), and are part of the machine.
+A look (`CpuLook`) reads each process's line in /proc once (measured: 2 ms for 100 processes). Looks are taken only at the start
+and the end of a measurement. The study is the tuner's process and its descendants: supervisor, trial, tracker. A process's time
+includes the time of the children it has waited for. So a trial that has exited by the second look is counted in its parent.
+Kernel threads and interrupts are not foreign: they mostly work for the measured trial (writing back its files, decrypting what
+it reads), and are part of the machine.
 
-Three kinds of machine look alike from inside. Outside containers, the numbers come from the lines of /proc/stat for the
-cores that we may use. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us.
-There the numbers come from the cgroup's own usage, and the quota is the number of cores. In a container without a quota, the
-whole host counts, with all its processes, because any of them can take a core that the trial could use.
+Without a cgroup quota, busy and idle time come from the lines of /proc/stat for the cores that the tuner may use. This holds in
+a container, too: any process of the host can take a core that the trial could use. With a quota, these lines would mostly show
+other work on the host. Busy time then comes from the cgroup's own usage, and the quota is the number of cores.
 
-A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
-used on other cores, by any process, takes nothing from the trial.
+A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only the trial's cores count,
+because use of other cores takes nothing from the trial.
 
-Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
-foreign: the calibration measures how much they slow each other down. They are recognised by their mark, an environment variable
-that names the study. On a cluster, the agent (autotune's process on the node) monitors the node. If the tuner runs on the same
-node, the tuner is not foreign, either.
+A study may run trials in parallel on several slots, each with its own monitor. Slots may share the cores of one machine. Trials
+on other slots are not foreign, because autotune/study/interference.py measures how much such trials slow each other down. They
+are recognised by their mark, an environment variable that names the study. On a cluster, the agent (autotune's process on the
+node) monitors the node. If the tuner runs on the same node, the tuner is not foreign, either.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Process:
         parent: id of the parent.
         started_ticks: start time since boot; together with the id it is unique.
         own_s: CPU time of all its threads.
-        waited_for_s: CPU time of the children that it has waited for, including what they have waited for.
+        waited_for_s: CPU time of the children that it has waited for, including the children that those have waited for.
         is_kernel: whether it is a kernel thread.
         core: where its main thread ran last; None if unknown.
     """
@@ -72,16 +71,16 @@ class CpuLook:
 
     Attributes:
         time_s: monotonic clock.
-        num_cores: how many cores may be used, as limited by affinity or quota.
+        num_cores: how many cores the tuner may use, as limited by affinity or quota.
         busy_s: CPU time used on these cores or, with a quota, by the cgroup; None if unknown.
-        idle_s: unused CPU time; None if unknown, as with a quota.
+        idle_s: unused CPU time of these cores; None if unknown, as with a quota.
         steal_s: CPU time that the hypervisor gave to other guests; None if unknown.
         processes: all visible processes, by id.
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
-        by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
-        own: ids of this study's processes, except those of other slots; None stands for the tuner and all its descendants.
+        by_core: core -> (busy, idle, steal) in s, for every core in /proc/stat; {} with a quota, or if unknown.
+        own: ids of this study's processes, without other slots; None stands for the tuner and all its descendants.
         neighbours: ids of processes that belong to the study but not to `own`: trials on other slots that may use the same
-            cores, and the tuner if another process monitors the machine.
+            cores, and the tuner if a cluster's agent is the monitoring process.
     """
 
     time_s: float
@@ -101,19 +100,19 @@ class CpuUse:
     """CPU use between two looks; None means unknown, never zero.
 
     Attributes:
-        seconds: between the two looks.
-        num_cores: cores that the trial may use at most.
+        seconds: time between the two looks.
+        num_cores: largest number of cores that the trial may use.
         is_part: whether the machine has more cores than `num_cores`. Then `culprits` may also have used other cores.
-        own_cores: used by this study. Here and below, 1.0 is one core all the time.
-        tuner_cores: used on the trial's cores by autotune itself (tuner, supervisor, tracker).
-        foreign_cores: used by foreign processes, without the kernel's own work and without trials on other slots.
-        kernel_cores: used by kernel threads, as far as they are visible.
+        own_cores: cores used by this study. Here and below, 1.0 is one core in use all the time.
+        tuner_cores: cores of the trial used by autotune itself (tuner, supervisor, tracker).
+        foreign_cores: cores used by foreign processes: neither the study's, nor the kernel's, nor trials on other slots.
+        kernel_cores: used by the kernel threads that are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
-        culprits: the foreign processes that used the most, as (process id, cores), largest first.
+        culprits: the foreign processes that used the most, at most three, as (process id, cores), largest first.
         waiting_cores: mean number of the study's threads that were ready to run but had no core, because foreign threads or
             other threads of the study used all cores.
-        read_bytes, disk_bytes: read by this study in all, and from disk rather than from memory.
+        read_bytes, disk_bytes: bytes that this study has read, in all and from disk.
     """
 
     seconds: float
@@ -131,7 +130,7 @@ class CpuUse:
     disk_bytes: int | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics by name for the tracker; unknown ones are absent."""
+        """Returns {name in the tracker: value}; unknown metrics are absent."""
         users = ("own", "tuner", "foreign", "kernel", "idle", "waiting", "steal")
         known = {
             **{f"host.{user}_cores": getattr(self, f"{user}_cores") for user in users},
@@ -145,13 +144,14 @@ class CpuMonitor:
     """Measures CPU use for one study. Without /proc everything is unknown.
 
     Args:
-        root: id of the tuner's process, the root of the study's process tree.
+        root: id of the root of the study's process tree, the tuner or a cluster's agent; None for this process.
         proc, cgroups: folders of the kernel's files; replaced in tests.
-        slot: cores of the slot that is watched; processes bound to other cores belong to other slots. Empty without slots.
-        tuner: id and start of the tuner (see `identity`), which may run on another machine; None if it is this process.
+        slot: cores of the slot to watch; processes bound to other cores belong to other slots. Empty without slots.
+        tuner: id and start of the tuner (see `identity`), which may run on another machine; None if this process is the tuner.
 
     Attributes:
-        study: beginning of the marks of the study whose trials on other slots are not foreign; "" if there are no such trials.
+        study: processes whose mark begins with this text are trials on other slots, so not foreign; "" if there are no such
+            trials.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class CpuMonitor:
         self._quota = found if found and found.cores < len(self._cores) else None
 
     def look(self, now_s: float) -> CpuLook:
-        """Returns the counters now."""
+        """Returns the counters at this moment. `now_s` is the monotonic time that the look gets."""
         processes, by_core = read_processes(self._proc), self._times()
         own = frozenset(pid for pid in tree(processes, self._root) if _may_use(pid, self._slot))
         busy_s, idle_s, steal_s = _sums(by_core, self._cores)
@@ -190,11 +190,11 @@ class CpuMonitor:
         )
 
     def own(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of this study's processes, except those of other slots."""
+        """Returns the ids of this study's processes, without trials on other slots."""
         return tree(look.processes, self._root) if look.own is None else look.own
 
     def trial(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of the trial's processes: the tuner's descendants except its children, which are autotune's own."""
+        """Returns the ids of the trial's processes: the tuner's descendants except its children, which belong to autotune."""
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 
@@ -204,8 +204,8 @@ class CpuMonitor:
         Args:
             before: the first look.
             after: the second look.
-            cores: the cores that the trial may use; what happens on other cores takes nothing from the trial. Empty stands
-                for the tuner's cores.
+            cores: the cores that the trial may use. Use of other cores is ignored, since it takes nothing from the trial. Empty
+                stands for the tuner's cores.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:
@@ -221,7 +221,7 @@ class CpuMonitor:
         (busy_s, idle_s, steal_s), num_cores = _between(before, after, cores and here), float(len(here))
         foreign_s = None
         if busy_s is not None:
-            of_kernel_s = 0.0 if self._quota else kernel_s  # a cgroup with a quota contains no kernel threads
+            of_kernel_s = 0.0 if self._quota else kernel_s  # a cgroup's usage does not contain kernel threads
             foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - max(0.0, beside_s) - of_kernel_s)
         reads = before.read_bytes, after.read_bytes
         return CpuUse(
@@ -242,7 +242,7 @@ class CpuMonitor:
         )
 
     def _neighbours(self, processes: Mapping[int, Process]) -> frozenset[int]:
-        """Returns the ids of the study's marked processes, the tuner, and descendants of these, if they may use our cores."""
+        """Returns the ids of marked processes, the tuner, and descendants of these, if they may use this monitor's cores."""
         pid, started_ticks = self._tuner or (0, 0)
         marked = [pid] if pid in processes and processes[pid].started_ticks == started_ticks else []
         if self.study:
@@ -261,7 +261,7 @@ class CpuMonitor:
         return found
 
     def _read_bytes(self, own: frozenset[int]) -> tuple[int, int] | None:
-        """Returns the bytes read by the study's processes and the children they waited for, as (in all, from disk)."""
+        """Returns the bytes read by processes and the children they waited for, as (in all, from disk); None if unknown."""
         everything = from_disk = 0
         for pid in own:
             fields = dict(line.split(": ") for line in read(self._proc / str(pid) / "io").splitlines())
@@ -286,7 +286,7 @@ def identity() -> tuple[int, int]:
 
 
 def tree(processes: Mapping[int, Process], *roots: int) -> frozenset[int]:
-    """Returns the ids of some processes and all their descendants."""
+    """Returns the ids of `roots` and of all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -321,10 +321,10 @@ def describe(pid: int) -> str:
 
 
 def command_text(process: psutil.Process) -> str:
-    """Returns a process's program and script, "python hog.py"; the rest of its command line may hold secrets.
+    """Returns a process's program and script, "python hog.py", without the rest of its command line, which may hold secrets.
 
     Raises:
-        psutil.Error: it has ended, or is another user's.
+        psutil.Error: the process has ended or belongs to another user.
     """
     program, *arguments = process.cmdline() or [process.name()]
     scripts = [os.path.basename(argument) for argument in arguments if argument.endswith(SCRIPTS)]
@@ -353,9 +353,10 @@ def _total_s(processes: Mapping[int, Process], members: frozenset[int]) -> float
 
 
 def _used_s(before: CpuLook, after: CpuLook, pids: Iterable[int], cores: frozenset[int]) -> tuple[float, float]:
-    """Returns the CPU time of processes, without their children, between two looks, as (on `cores`, on other cores).
+    """Returns the seconds of CPU time that processes used between two looks, as (on `cores`, on other cores), without children.
 
-    A process that is absent from one of the looks counts as 0.
+    All time of a process counts as used on `cores` if the process was there at either look. A process that is absent from one
+    of the looks counts as 0.
     """
     here_s = elsewhere_s = 0.0
     for pid in pids:
@@ -380,7 +381,7 @@ def _may_use(pid: int, cores: frozenset[int]) -> bool:
 
 
 def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns busy, idle and steal seconds, each summed over some cores; all None if any of the cores is not shown."""
+    """Returns busy, idle and steal seconds, each summed over `cores`; all None if `by_core` lacks any of them."""
     found = [by_core.get(core) for core in cores]
     if not found or None in found:
         return None, None, None
@@ -389,7 +390,7 @@ def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | N
 
 
 def _between(before: CpuLook, after: CpuLook, cores: frozenset[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns busy, idle and steal seconds between two looks, on `cores` or, if it is empty, on the tuner's cores."""
+    """Returns busy, idle and steal seconds between two looks on `cores`. If `cores` is empty, the tuner's cores count."""
     looks = [
         _sums(look.by_core, sorted(cores)) if cores and look.by_core else (look.busy_s, look.idle_s, look.steal_s)
         for look in (before, after)
@@ -420,9 +421,9 @@ def _culprits(
 class WaitingWatch:
     """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
 
-    The amount of foreign load does not show what it costs a trial: while another program used one of two cores, a trial with
-    one thread was not slowed down (1.07 times its usual speed), a trial with two threads nearly stopped (0.06 times). A
-    thread's counter disappears with the thread, so it is read about once a second while the trial runs.
+    The amount of foreign load does not show what the load costs a trial. While another program used one of two cores, a trial
+    with one thread was not slowed down (1.07 times its usual speed), but one with two threads nearly stopped (0.06 times). A
+    thread's counter disappears with the thread, so the counters must be read about once a second while the trial runs.
     """
 
     def __init__(self, proc: Path = PROC) -> None:
@@ -434,13 +435,13 @@ class WaitingWatch:
     def waiting_cores(self, seconds: float) -> float | None:
         """Returns the mean number of waiting threads between the first look and the last.
 
-        Returns None if the looks cover at most COVERED_FRAC of a window of `seconds`, as for a trial that ended before the
-        second look, or if the kernel does not report delays.
+        Returns None if the looks cover at most COVERED_FRAC of the window, which lasted `seconds`. This happens if the trial
+        ended before the second look, or if the kernel does not report delays.
         """
         return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
 
     def look(self, now_s: float, pids: Iterable[int]) -> None:
-        """Reads the delays of all threads of the trial's processes; those that have exited are skipped."""
+        """Reads the delays of all threads of the trial's processes `pids`. Processes that have exited are skipped."""
         delays = {file: delay for pid in pids for file, delay in self._delays(pid)}
         known = delays.keys() & self._last.keys()
         if self._last_s is not None and known:
@@ -451,7 +452,7 @@ class WaitingWatch:
     def _delays(self, pid: int) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(OSError):  # exited
             for thread in os.listdir(f"{self._proc}/{pid}/task"):
-                file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # nanoseconds run, nanoseconds waited, times it ran
+                file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # ns on a core, ns in the run queue, number of runs
                 words = read(file).split()
                 if len(words) == 3:
                     yield file, int(words[1])

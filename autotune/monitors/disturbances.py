@@ -1,13 +1,13 @@
 """Finds what disturbs a trial: external causes that slow it down, and so invalidate its rate.
 
-These causes are disturbances: other programs on the trial's cores or device, a hypervisor that gives the cores to other guests,
-and a device that is too hot or throttled from outside. These are not, because the trial itself has a part in them: a power cap
-(it limits the trial's draw), throttling by a cgroup quota (the trial's use), pressure (the trial's threads wait for each other,
-too), and the kernel's threads (they write back and decrypt for the trial).
+Disturbances are: other programs on the trial's cores or device, a hypervisor that gives the cores to other guests, and a
+device that is too hot or throttled from outside. A slowdown in which the trial itself has a part is not a disturbance: a power
+cap (it limits the trial's power draw), a cgroup quota (it limits the trial's CPU time), pressure (the trial's threads also wait
+for each other), and work of the kernel's threads (they write back and decrypt the trial's files).
 
-Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest. A program of two
-threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11
-with 1.1. An idle machine showed 0.01 to 0.04 cores of foreign work.
+Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest of them. A program of
+two threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at
+0.11 with 1.1. An idle machine showed 0.01 to 0.04 cores of foreign work.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from autotune.monitors.cpu import CpuUse, describe
 
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
-# Limits beyond which something is a disturbance. Other programs on the CPU disturb a trial only if it lacked cores.
+# Limits beyond which something is a disturbance. Other programs on the CPU disturb a trial only if the trial lacked cores.
 FOREIGN_CORES = 0.1  # cores that other programs may use; if they use more, they delay a step
 FOREIGN_FRAC = 0.01  # the same as a share of all cores; the larger limit counts, since a large machine is never quite idle
 WAITING_CORES = 0.1  # mean number of the trial's threads that waited for a core; up to this, the trial had enough cores
 ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # if this many cores and this share of all were idle, no program took the trial's cores
 STEAL_CORES = 0.1  # cores that the hypervisor may give to others
-SLOWDOWN_FRAC = 0.001  # share of the window that thermal or brake slowdown may last, by NVML's counters
+SLOWDOWN_FRAC = 0.001  # share of the window that a slowdown by heat or power brake may last, by NVML's counters
 MIN_CLOCK_FRAC = 0.75  # minimum mean clock of the multiprocessors, as a share of their default clock
 DEVICE_FRAC = 0.05  # share of the device's multiprocessors that other processes may use
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
@@ -36,7 +36,7 @@ class Disturbance:
 
     Attributes:
         kind: CPU, STEAL, DEVICE, THERMAL, BRAKE or CLOCK.
-        amount: cores for CPU and STEAL, otherwise a share.
+        amount: cores for CPU and STEAL; otherwise a share, for CLOCK the share of the clock that was missing.
         limit: the largest amount that is tolerated.
         words: description: "other programs used 1.9 of 2 cores (python hog.py, pid 4242: 1.9)".
     """
@@ -56,8 +56,9 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
     """Returns disturbances of the CPU.
 
     Args:
-        use: CPU use in the window, or in a moment without a trial; None when unknown.
-        is_trial_running: whether a trial was running. If not, all foreign use counts, since a trial would lose those cores.
+        use: CPU use in the window, or in a moment without a trial; None if unknown.
+        is_trial_running: whether a trial was running. If not, foreign use counts even beside idle cores, since a trial may need
+            all cores.
     """
     if use is None or use.seconds < MIN_WINDOW_S:
         return []

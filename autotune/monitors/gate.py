@@ -9,14 +9,14 @@ from autotune.monitors.nvml import MIB, DeviceMonitor
 
 
 class MemoryGate:
-    """Lets a trial start only when each device's memory use is back at the idle level.
+    """Delays a trial until each device's memory use is back at the idle level, within a time limit.
 
     Judges by memory, not by processes: in a container, NVML gives the host's process ids, or none.
 
     Args:
         monitor: monitors the devices; their memory use at construction is the idle level.
-        slack_bytes: how many bytes above the idle level still count as idle, since other programs' contexts vary in size.
-        clock: seconds, monotonic.
+        slack_bytes: how many bytes above the idle level still count as idle. CUDA contexts of other programs vary in size.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -26,9 +26,12 @@ class MemoryGate:
         self._clock = clock
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
-        """Waits until the memory is free again and returns ""; at the deadline returns sentences that name the holders.
+        """Waits up to `deadline_s` seconds until the memory is free again.
 
-        Does not wait again for what was still held at an earlier deadline: another program may use it for hours.
+        Gives up at once if an earlier call gave up on the same memory: another program may hold it for hours.
+
+        Returns:
+            "" if the memory is free; otherwise sentences that name the processes that hold it.
         """
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:
@@ -56,10 +59,11 @@ class _Level:
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes
         self._idle_bytes = monitor.memory_used_bytes()
-        self._given_up_bytes: int | None = None  # memory use at which a wait was given up; None before, and once memory is free
+        # Memory use when a wait was last given up. None before that, and once the memory is free again.
+        self._given_up_bytes: int | None = None
 
     def excess_bytes(self) -> int:
-        """Returns the bytes above the idle level, 0 if within the slack or unknown. Lowers the level if less is in use."""
+        """Returns the bytes above the idle level; 0 if within the slack or unknown. Lowers the idle level if less is in use."""
         used = self.monitor.memory_used_bytes()
         if used is None or self._idle_bytes is None:
             return 0
@@ -71,10 +75,10 @@ class _Level:
 
     @property
     def is_worth_waiting(self) -> bool:
-        """Whether waiting may help: no wait was given up, or use has grown since, perhaps for a trial that is just ending."""
+        """Whether waiting may help: no wait was given up, or memory use has grown since (a trial may be just ending)."""
         used = self.monitor.memory_used_bytes()
         return used is None or self._given_up_bytes is None or used > self._given_up_bytes + self._slack_bytes
 
     def give_up(self) -> None:
-        """Notes the memory use as not worth another wait."""
+        """Notes the present memory use as not worth another wait."""
         self._given_up_bytes = self.monitor.memory_used_bytes()

@@ -1,4 +1,4 @@
-"""Monitors the host during trials: steal time, load, pressure (PSI), throttling, and kills by the kernel's OOM killer."""
+"""Monitors the host during trials: steal time, load, pressure (PSI), throttling, kills by the kernel's OOM killer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class HostTimes:
     """Counters since boot; the difference of two readings is what happened between them.
 
     Attributes:
-        cpu_s: all CPU time, of every kind.
+        cpu_s: CPU time of all kinds, including idle time, summed over all cores.
         steal_s: CPU time that the hypervisor gave to other guests.
         pressure_s: resource ("cpu", "memory", "io") -> time during which at least one task waited for it; absent without PSI.
-        throttled_s: time for which the cgroup quota throttled us; None if unknown.
+        throttled_s: time for which the quota of this process's cgroup throttled it; None if unknown.
     """
 
     cpu_s: float
@@ -33,11 +33,11 @@ class HostTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """A cgroup quota on our CPU time.
+    """A cgroup's quota on the CPU time of this process.
 
     Attributes:
-        cores: number of cores that it allows.
-        folder: folder of the cgroup that sets it.
+        cores: number of cores that the quota allows.
+        folder: folder of the cgroup that sets the quota.
     """
 
     cores: float
@@ -89,7 +89,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
     times = psutil.cpu_times()
     pressure = {name: _pressure_s(proc / "pressure" / name) for name in ("cpu", "memory", "io")}
     return HostTimes(
-        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # user and nice contain these, too
+        cpu_s=sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0),  # user and nice include these
         steal_s=getattr(times, "steal", 0.0),
         pressure_s={name: waited_s for name, waited_s in pressure.items() if waited_s is not None},
         throttled_s=_throttled_s(proc, cgroups),
@@ -97,7 +97,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
 
 
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Returns how many processes of our cgroup the OOM killer has killed so far; None if unknown."""
+    """Returns how many processes of this process's cgroup the OOM killer has killed so far; None if unknown."""
     counts = [
         _fields(folder / name).get("oom_kill")
         for folder in _cgroup_folders("memory", proc, cgroups)
@@ -107,20 +107,20 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
-    """Returns the smallest visible CPU quota of our cgroup; None without one."""
+    """Returns the smallest CPU quota of this process's cgroup and its visible ancestors; None without a quota."""
     folders = _cgroup_folders("cpu", proc, cgroups)
     found = [Quota(cores=num, folder=folder) for folder in folders if (num := cores.quota_of(str(folder))) is not None]
     return min(found, key=lambda quota: quota.cores, default=None)
 
 
 def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
-    """Returns the folders of this process's cgroup (v2 or v1) and of those above it, each once, the innermost first."""
+    """Returns the folders of this process's cgroup (v2 or v1) and its ancestors, each once, innermost first."""
     found = list(cores.folders(str(cgroups), str(proc / "self" / "cgroup"), controller))
     return [Path(folder) for folder in dict.fromkeys(map(os.path.normpath, reversed(found)))]
 
 
 def _throttled_s(proc: Path, cgroups: Path) -> float | None:
-    quota = cgroup_quota(proc, cgroups)  # a cgroup counts only the throttling by its own quota
+    quota = cgroup_quota(proc, cgroups)  # each cgroup counts only the throttling by its own quota
     for folder in [quota.folder] if quota else _cgroup_folders("cpu", proc, cgroups):
         counts = _fields(folder / "cpu.stat")
         for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):

@@ -11,7 +11,7 @@ from autotune.plain_text import plain
 TAIL_BYTES = 8 << 10
 MAX_BYTES = 8 << 20
 HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # of a log larger than MAX_BYTES, this much of the beginning and of the end is kept
-COLLAPSE_RANGE, ALIGN_BYTES = 0x08, 64 << 10  # fallocate(2)'s flag; a multiple of every usual block size
+COLLAPSE_RANGE, ALIGN_BYTES = 0x08, 64 << 10  # a flag of fallocate(2); a multiple of the block size of any usual file system
 
 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
@@ -33,10 +33,10 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
 def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
-    Writers must have opened the log for appending, so they continue at its new end. Linux takes the middle out of a file in
-    one step on ext4 and XFS. Elsewhere the end is copied: what the program writes during the copy is kept, and what it writes
-    between the last read and the cut is lost. A pipe would lose nothing, but then each print of the program would wait for
-    our reader, and the reader's death would end the program.
+    Writers must have opened the log for appending, so that they continue at its new end. On ext4 and XFS, Linux can remove the
+    middle of a file in one step. Elsewhere the end is copied: what the program writes during the copy is kept, but what it
+    writes between the last read and the cut is lost. With a pipe instead of a file, nothing would be lost. But then each print
+    of the program would wait for the reader of the pipe, and the reader's death would end the program.
     """
     try:
         size_bytes = path.stat().st_size
@@ -53,9 +53,9 @@ def _take_out_middle(path: Path, size_bytes: int) -> bool:
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
             return False
-        note = _note(length + len(_note(length)))  # it overwrites bytes around the cut: these are left out, too
+        note = _note(length + len(_note(length)))  # the note also counts the bytes that it overwrites
         near = os.pread(file.fileno(), 2 * ALIGN_BYTES, HEAD_BYTES - ALIGN_BYTES)
-        # Nothing stays of the lines that the cut or the note splits: half a secret would not be recognised.
+        # Lines that the cut or the note splits are overwritten: half a secret would not be recognised and masked.
         begin = near.rfind(b"\n", 0, ALIGN_BYTES) + 1 or ALIGN_BYTES
         end = begin + len(note)
         next_line = near.find(b"\n", max(ALIGN_BYTES, end) - 1) + 1
@@ -67,7 +67,7 @@ def _take_out_middle(path: Path, size_bytes: int) -> bool:
 def _copy_end(path: Path, size_bytes: int) -> None:
     """Truncates the file after its beginning and appends a copy of its end."""
     with path.open("rb") as file, path.open("ab", buffering=0) as cut:
-        head_bytes = file.read(HEAD_BYTES).rfind(b"\n") + 1 or HEAD_BYTES  # whole lines: half a secret would not be recognised
+        head_bytes = file.read(HEAD_BYTES).rfind(b"\n") + 1 or HEAD_BYTES  # whole lines: half a secret would not be masked
         file.seek(size_bytes - KEEP_BYTES)
         end = file.read()
         for _ in range(8):  # eight times at most, since a flood of output may never pause

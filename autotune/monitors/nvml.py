@@ -1,7 +1,7 @@
 """Monitors GPUs while trials run, through NVML (package nvidia-ml-py): samples and counters of a device.
 
 Nothing here resets a device or changes clocks or power. A value that a device does not support, or that this user is not
-allowed to read, is queried once and is None from then on, never zero. Without a GPU every function works on a null object.
+allowed to read, is queried once and is None from then on, never zero. Without a GPU, the null object `NoDevice` is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SLOWDOWN_FIELDS = {
 }
 SLOWDOWN_POLICIES = {"power_cap": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
 BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so its clocks say nothing about slowdowns
-# How the metrics of several devices are combined. For metrics that decide about a trial, the worst device's value is taken,
-# because all ranks wait for that device. Every other metric is the mean over the devices; mean power times the number of ranks
-# is total power.
+# How the metrics of several devices are combined. For metrics by which a trial is judged (these and slowdowns), the worst
+# device's value is taken, because all ranks wait for that device. Every other metric is the mean over the devices. The total
+# power is thus the mean power times the number of ranks.
 _WORST: dict[str, Callable[[list[float]], float]] = {"gpu.memory_used_bytes": max, "gpu.sm_clock_frac": min}
 _SLOWDOWN = "gpu.slowdown_"
 
@@ -47,7 +47,7 @@ class DeviceSample:
         time_s: monotonic clock.
         is_steady: whether the trial was in its measured window.
         utilisation_frac: fraction of NVML's last sample period during which a kernel was running.
-        memory_used_bytes: by all processes on the device.
+        memory_used_bytes: memory in use by all processes on the device.
         power_w: power draw now.
         energy_j: energy used since the driver was loaded; the difference of two samples is the energy used between them.
         sm_clock_mhz: clock of the multiprocessors.
@@ -71,7 +71,7 @@ class DeviceCounters:
     Attributes:
         time_s: monotonic clock.
         slowdown_s: name from SLOWDOWN_FIELDS -> time for which this cause held the clocks down; absent if unknown.
-        energy_j: energy used; None if unknown.
+        energy_j: energy used since the driver was loaded; None if unknown.
     """
 
     time_s: float
@@ -98,15 +98,15 @@ class DeviceMonitor:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Returns {name in the tracker: value} of the metrics since the last `restart`; unknown ones are absent.
+        """Returns {name in the tracker: value} of the metrics since the last `restart`; unknown metrics are absent.
 
         Returns:
             gpu.utilisation_frac, gpu.sm_clock_mhz: means over the steady samples.
             gpu.power_w: mean power, by the energy counter if there is one, else over the steady samples. Multiplied by the
-            window's seconds and divided by the training samples (or tokens) in it, it gives the energy per sample.
+            window's seconds and divided by its number of training samples (or tokens), it gives the energy per sample.
             gpu.memory_used_bytes: largest of all samples.
-            gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters;
-            without counters, share of the steady samples.
+            gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters. For
+            causes without a counter, the share of the steady samples.
             gpu.energy_j: energy used in the window, by the counter. gpu.energy_s: the window's seconds.
             gpu.sm_clock_frac: clock as a share of the default clock, mean over the steady samples in which the device was
             busy and under no power cap.
@@ -122,12 +122,12 @@ class DeviceMonitor:
     def compute_processes(self) -> dict[int, float | None]:
         """Returns the processes that compute on the device: id -> recent share of its multiprocessors, None if unknown.
 
-        Ids are the host's: in a container they may mean nothing, or be missing.
+        The ids are the host's. In a container they may mean nothing, and NVML may list no processes.
         """
         return {}
 
     def restart(self) -> None:
-        """Discards the samples when a new trial begins."""
+        """Discards all samples and readings of counters, so that a new trial can begin."""
 
     def memory_used_bytes(self) -> int | None:
         """Returns the device memory in use by all processes together; None if unknown."""
@@ -214,12 +214,12 @@ class NvmlDevice(DeviceMonitor):
         """See `DeviceMonitor.compute_processes`."""
         present = self._ask("nvmlDeviceGetComputeRunningProcesses", lambda found: [process.pid for process in found]) or []
         shares: dict[int, float | None] = dict.fromkeys(present)
-        # NVML finds no samples if no process has computed since the last call.
+        # NVML answers NONE_FOUND if no process has computed since the last call. Then there are no samples, and shares are 0.
         samples: list[Any] | None = self._ask("nvmlDeviceGetProcessUtilization", list, self._used_until_us, if_none_found=[])
         if samples is not None:
             shares = dict.fromkeys(present, 0.0)
         for sample in samples or []:
-            if sample.smUtil > 100:  # such a sample is invalid, and so is its time
+            if sample.smUtil > 100:  # the sample is invalid, including its time
                 continue
             self._used_until_us = max(self._used_until_us, int(sample.timeStamp))
             if sample.pid in shares:
@@ -236,13 +236,13 @@ class NvmlDevice(DeviceMonitor):
         return max(used) / self._capacity_bytes if used and self._capacity_bytes else None
 
     def holders(self) -> list[str]:
-        """See `DeviceMonitor.holders`. In a container the ids may be the host's; such processes cannot be named."""
+        """See `DeviceMonitor.holders`. In a container, processes with ids of the host cannot be named."""
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", list) or []
         return [_holder(process.pid, getattr(process, "usedGpuMemory", None)) for process in processes]
 
     def close(self) -> None:
         """See `DeviceMonitor.close`."""
-        with contextlib.suppress(Exception):  # the driver may be gone by then; nothing is left to shut down
+        with contextlib.suppress(Exception):  # the driver may be gone by now; then nothing is left to shut down
             self._nvml.nvmlShutdown()
 
     def _counters(self) -> DeviceCounters:
@@ -264,7 +264,7 @@ class NvmlDevice(DeviceMonitor):
         return self._ask("nvmlDeviceGetViolationStatus", lambda status: int(status.violationTime) / 1e9, policy)
 
     def _clock_frac(self, steady: list[DeviceSample]) -> float | None:
-        """Returns the mean clock as a share of the default; None if unknown. Ignores idle and power-capped samples."""
+        """Returns the mean clock as a share of the default clock; None if unknown. Ignores idle and power-capped samples."""
         if not self._default_clock_mhz:
             return None
         busy = [s for s in steady if (s.utilisation_frac is None or s.utilisation_frac >= BUSY_FRAC)]
@@ -281,13 +281,14 @@ class NvmlDevice(DeviceMonitor):
     def _ask(
         self, name: str, read: Callable[[Any], Value], *arguments: Any, if_none_found: Value | None = None
     ) -> Value | None:
+        """Returns an NVML function's result, converted by `read`; None if it fails, `if_none_found` for NONE_FOUND."""
         if name in self._unsupported:
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception as error:
-            code = getattr(error, "value", None)  # None: an error of another kind, as raised by other releases or under WSL
-            if code is None or code in PERMANENT_ERRORS:  # other errors are transient: a busy driver answers the next time
+            code = getattr(error, "value", None)  # None if not an NVMLError, as with some releases or under WSL
+            if code is None or code in PERMANENT_ERRORS:  # other codes are transient, as of a busy driver
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None
 
@@ -296,8 +297,8 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
     """Returns a monitor for one device, or the null object if NVML or the device is absent.
 
     Args:
-        index: NVML's number of the device, used if `uuid` is None. NVML counts in PCI order and ignores CUDA_VISIBLE_DEVICES.
-        uuid: UUID of a device ("GPU-...") or slice ("MIG-..."), or the beginning of one, as CUDA_VISIBLE_DEVICES allows.
+        index: NVML's number of the device, used if `uuid` is None. NVML counts by PCI address and ignores CUDA_VISIBLE_DEVICES.
+        uuid: UUID of a device ("GPU-...") or slice ("MIG-..."), or its beginning, as CUDA_VISIBLE_DEVICES allows.
         nvml: replaces the pynvml module in tests.
     """
     nvml = nvml or library()[0]
@@ -328,7 +329,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _power_w(steady: list[DeviceSample]) -> float | None:
-    """Returns the mean power. Uses the energy counter if there is one, since it misses nothing between samples."""
+    """Returns the mean power. Uses the energy counter if there is one: it also covers the time between samples."""
     known = [(sample.time_s, sample.energy_j) for sample in steady if sample.energy_j is not None]
     if len(known) >= 2:
         (first_s, first_j), (last_s, last_j) = known[0], known[-1]
@@ -366,9 +367,9 @@ def _holder(pid: int, used_bytes: int | None) -> str:
 
 
 class SeveralDevices(DeviceMonitor):
-    """Several devices, in the order of the ranks, as one. The worst device decides about a trial.
+    """Several devices, in the order of the ranks, monitored as one.
 
-    `memory_used_bytes` and `holders` report nothing here: the memory gate asks each of `devices` instead.
+    `memory_used_bytes` and `holders` report nothing here. `MemoryGate` asks each of `devices` instead.
     """
 
     def __init__(self, devices: Sequence[DeviceMonitor]) -> None:
@@ -385,7 +386,7 @@ class SeveralDevices(DeviceMonitor):
             device.sample(is_steady=is_steady)
 
     def metrics(self) -> dict[str, float]:
-        """See `DeviceMonitor.metrics`: means over the devices, or the worst device for metrics that trials are judged by."""
+        """See `DeviceMonitor.metrics`: means over the devices, or the worst device for metrics by which trials are judged."""
         known = [device.metrics() for device in self._devices]
         names = dict.fromkeys(name for metrics in known for name in metrics)
         return {name: _rule(name)([metrics[name] for metrics in known if name in metrics]) for name in names}

@@ -18,13 +18,13 @@ from autotune.documents import write_bytes
 from autotune.harness import protocol
 from autotune.masking import Secrets
 
-LOOK_S = 0.2
-MAX_TEXT_BYTES = 512 << 20  # decompressed traces are cut here; a pass records at most 200,000 events, about 100 MB
+LOOK_S = 0.2  # time between two looks for running trials
+MAX_TEXT_BYTES = 512 << 20  # longer texts of traces are cut off; a pass records at most 200,000 events, about 100 MB
 BLOCK_BYTES = 1 << 20
 NUM_KNOWN = 20_000  # number of strings whose masked form is cached, since most strings occur in many events
 LEVEL = 5  # compression level
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_OUTSIDE = re.compile(r"[\s\d\[\]{}:,.+\-EeINaflnrstuy]*")  # numbers, true, false, null, NaN, Infinity
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # a string of JSON, with its quotes
+_OUTSIDE = re.compile(r"[\s\d\[\]{}:,.+\-EeINaflnrstuy]*")  # what JSON has outside strings: numbers, true, NaN, ...
 
 Mask = Callable[[str], str]
 
@@ -33,8 +33,8 @@ def seal(folder: Path, secrets: Secrets) -> None:
     """Removes secrets from the files that a trial's processes wrote. The processes must have exited.
 
     What the program writes may contain secrets: it may print its environment, or an exception may quote a secret. Each file is
-    replaced atomically. What is not read again (half-written results, the scratch folder) is removed. A second call changes
-    nothing.
+    replaced atomically. Files that autotune never reads again (half-written results, the scratch folder) are removed. A second
+    call changes nothing.
     """
     shutil.rmtree(folder / protocol.SCRATCH, ignore_errors=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
@@ -63,13 +63,14 @@ def seal_leftovers(
 ) -> None:
     """Seals the trials that a killed tuner left without a record.
 
-    A node of a cluster may write to a trial's files until it notices that the tuner is gone. The next call masks that, too.
+    A node of a cluster may still write to a trial's files until it notices that the tuner is gone. The next call of this
+    function masks what the node wrote.
 
     Args:
         study: the study's folder.
         secrets: what to mask.
-        wait_s: longest wait for trials that still run on this machine. If one runs longer, nothing is sealed.
-        is_running: whether a tuner works on the study. Its trials may run on any machine, so nothing is sealed.
+        wait_s: longest wait for trials that still run on this machine. If a trial runs longer, nothing is sealed.
+        is_running: returns whether a tuner works on the study now. If so, nothing is sealed: its trials may run on any machine.
     """
     until_s = time.monotonic() + wait_s
     while _is_training(study):
@@ -99,14 +100,14 @@ def _is_training(study: Path) -> bool:
 def _masked_json(text: str, secrets: Secrets) -> str:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # the program has overwritten its result
+    except (ValueError, RecursionError):  # not JSON: the program has overwritten its result
         return secrets.text(text)
     masked = secrets.document(document)
     return text if masked == document else json.dumps(masked)
 
 
 def _rewrite(path: Path, mask: Callable[[str], str]) -> None:
-    """Replaces a file with its masked text; in place if the disk has no room for a copy."""
+    """Replaces a file with its masked text. If the disk has no room for a copy, overwrites the file, up to its old size."""
     try:
         if path.is_symlink() or not path.is_file():
             return
@@ -131,15 +132,15 @@ def _overwrite(path: Path, content: bytes) -> None:
 def seal_trace(path: Path, mask: Mask) -> None:
     """Masks the secrets in a compressed trace, and drops whatever is not JSON.
 
-    All strings of the JSON document are masked, one by one: names of operators and ranges, paths, arguments. Elsewhere, JSON
-    has only numbers, constants and punctuation. A text that has anything else is not a trace, and none of it is kept. If the
-    disk has no room for the copy, the trace is removed.
+    All strings of the JSON document are masked, one by one: names of operators and ranges, paths, arguments. Outside its
+    strings, JSON has only numbers, constants and punctuation. A file with anything else there is not a trace and is emptied.
+    If the disk has no room for the copy, the trace is removed.
     """
     if path.is_symlink() or not path.is_file():
         return
     masked = functools.lru_cache(maxsize=NUM_KNOWN)(functools.partial(_masked, mask))
     text, is_whole = _text_of(path)
-    outside, quote, cut_off = _STRING.sub("", text).partition('"')  # the last string, if the text ends within it
+    outside, quote, cut_off = _STRING.sub("", text).partition('"')  # `quote + cut_off`: a last string without an end
     kept = text[: len(text) - len(quote + cut_off)] if _OUTSIDE.fullmatch(outside) else ""
     if is_whole and kept == text and all(masked(string[0]) == string[0] for string in _STRING.finditer(text)):
         return
@@ -151,7 +152,7 @@ def seal_trace(path: Path, mask: Mask) -> None:
 
 
 def _text_of(path: Path) -> tuple[str, bool]:
-    """Returns the text of a compressed trace as far as it can be read, and whether that is all of it."""
+    """Returns the part of a compressed trace's text that can be read, and whether this part is the whole text."""
     text, is_whole = bytearray(), False
     with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:  # cut short, damaged, or not compressed
         while len(text) <= MAX_TEXT_BYTES and not is_whole:

@@ -1,4 +1,4 @@
-"""Watches the machine: waits for a free device before a trial, samples during it, and judges its window afterwards."""
+"""Watches the machine: waits for a free device before a trial, samples during it, then says what disturbed its window."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from autotune.monitors.host import HostMonitor, read_times
 from autotune.monitors.nvml import DeviceMonitor, NoDevice, as_one, open_device
 
 PAUSE_S = 1.0  # minimum time between two samples of the device
-# Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.
+# Phases of the program. The measured window begins with STEADY and ends with OVER.
 STEADY, OVER = "steady", "exit"
 
 
 class MachineWatch:
-    """Watches the machine for a study; called from the study's own thread each time it polls the trial.
+    """Watches the machine for a study. The study's thread calls `look` each time it polls the trial.
 
-    It judges the trial's window from the first poll that sees the window open to the first poll that sees it closed. Both are
-    up to a tenth of a second late. Counters are read at these two moments, and the device is sampled once a second in between.
+    For this class, the window lasts from the first poll that sees phase STEADY to the first poll that sees phase OVER. Each of
+    these polls is up to 0.1 s late. Counters are read at these two polls, and the device is sampled once a second in between.
 
     Args:
         device: monitor of the device, or of several.
         clock: source of time.
         cpu: monitor of the CPU.
-        cores: the cores of the slot that is watched. Empty without slots.
+        cores: the cores of the slot to watch; empty if the study has no slots (parallel trials). Ignored if `cpu` is given.
     """
 
     def __init__(
@@ -47,22 +47,22 @@ class MachineWatch:
         self._waiting = WaitingWatch()
         self._own: frozenset[int] = frozenset()
         self._trial: frozenset[int] = frozenset()
-        self._cores: frozenset[int] = frozenset()  # cores of this or the last trial; if empty, autotune's cores are watched
-        self._strangers: dict[int, float | None] = {}
+        self._cores: frozenset[int] = frozenset()  # cores of the current or last trial; if empty, autotune's cores are watched
+        self._strangers: dict[int, float | None] = {}  # foreign process on the device -> its largest share, None if unknown
         self._is_own_seen = self._is_closed = False
         self.use(device)
 
     def use(self, device: DeviceMonitor) -> None:
-        """Watches this device from now on; its processes and memory use at this moment count as its idle state."""
+        """Watches this device from now on. Its present processes and memory use count as its idle state."""
         self._device = device
         self._residents = set(device.compute_processes())
         self._gate = MemoryGate(device, clock=self._clock.monotonic)
 
     def follow(self, results: Sequence[RankResult]) -> None:
-        """Switches to the devices that a trial's ranks reported, if these are not watched already; called between trials.
+        """Switches to the devices that a trial's ranks reported, unless they are watched already. Call it between trials.
 
-        Which devices the user's own command uses (`torchrun`, a device chosen in the script) is known only after its first
-        trial. Until then, the configured device is watched.
+        A user's command may choose its devices itself, as torchrun and some scripts do. Until the first trial has reported its
+        devices, the configured devices are watched.
         """
         reported = list(dict.fromkeys(uuid for result in results for uuid in result.facts.get("device_uuids") or ()))
         if not reported or set(reported) == {device.uuid for device in self._device.devices}:
@@ -75,11 +75,15 @@ class MachineWatch:
         self.use(as_one(found))
 
     def beside(self, study: str) -> None:
-        """From now on, processes whose marks (MARK_VARIABLE) begin with `study` are not foreign; "" for none."""
+        """Sets the study whose processes are not foreign: their marks (MARK_VARIABLE) begin with `study`. "" for none."""
         self._cpu.study = study
 
     def before(self, *, max_s: float = 30.0) -> str:
-        """Waits at most `max_s` for a free device and forgets the last trial; returns what still holds the device, or ""."""
+        """Waits up to `max_s` until the device's memory is free, and discards the last trial's data.
+
+        Returns:
+            What still holds the memory, in words; "" if it is free.
+        """
         held = self._gate.wait(max_s, sleep=self._clock.sleep)
         self._device.restart()
         self._host.restart()
@@ -103,7 +107,7 @@ class MachineWatch:
                 self._look_at_sharers()
 
     def ended(self) -> None:
-        """Ends the window, if it has begun and not ended yet; the trial's processes may be gone."""
+        """Ends the window, if it is open. The trial's processes may have exited by now."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -116,7 +120,7 @@ class MachineWatch:
         self._host_metrics = self._host.metrics()
 
     def disturbances(self) -> list[Disturbance]:
-        """Returns what slowed the trial down in its window; called once the window is over."""
+        """Returns what slowed the trial down in its window. Call it after the window has ended."""
         if self._opened is None:
             return []
         strangers = self._strangers if self._is_own_seen else {}
@@ -128,7 +132,7 @@ class MachineWatch:
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial if one ran now; called while no trial runs. Blocks for `MIN_WINDOW_S`."""
+        """Returns what would disturb a trial that ran now. Call it while no trial runs. Blocks for `MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
@@ -137,7 +141,7 @@ class MachineWatch:
         return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the window, by name for the tracker. The peak of device memory counts from `before` on."""
+        """Returns the metrics of the window, by name for the tracker. The peak of device memory is the one since `before`."""
         cpu = self._use.metrics() if self._use else {}
         device = self._device.metrics()
         if self._is_own_seen:
@@ -163,12 +167,12 @@ class MachineWatch:
         self._device.compute_processes()  # discarded: each query reports the shares since the previous one
 
     def _look_at_sharers(self) -> None:
-        """Notes foreign processes on the device. They count only if NVML also lists the trial's own.
+        """Notes foreign processes on the device. They count only if NVML also lists a process of the trial.
 
-        Otherwise NVML's ids mean nothing here, as in a container.
+        If it does not, NVML's process ids are probably the host's, and mean nothing in this container.
         """
         found = self._device.compute_processes()
-        if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started late
+        if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started after the window opened
             self._own |= tree(read_processes(), os.getpid())
         self._is_own_seen = self._is_own_seen or bool(self._own & set(found))
         for pid, share in found.items():
@@ -183,14 +187,14 @@ def configured_device(
 ) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on; a null object if there is no device.
 
-    NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here. Among unlike GPUs,
-    a number in CUDA is not NVML's: then the GPU is identified by its UUID.
+    NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here. If the GPUs are of
+    several kinds, CUDA and NVML may number them differently. Then UUIDs identify them.
 
     Args:
         kind: `device.kind`.
         index: `device.index`, the first device.
-        num: how many devices; each process of a recipe has its own.
-        uuids: the devices of a slot. If given, these are watched, and `index` and `num` do not count.
+        num: how many devices, one for each process of a recipe.
+        uuids: the devices of a slot. If given, these are watched, and `index` and `num` are ignored.
         gpus: all GPUs of the machine, as `machine.gpus.gpus` returns them.
     """
     if kind == "cpu":

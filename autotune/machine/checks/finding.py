@@ -25,8 +25,8 @@ class Finding:
         name: what was checked, in a word or two.
         found: what was found, with numbers.
         status: how severe it is.
-        cost: what it costs, in words; "" if nothing. Any numbers in these words were measured on this machine.
-        command: command that fixes it, recommended but never run; "" if there is none.
+        cost: what the problem costs, in words; "" if there is no problem. Any numbers in it were measured on this machine.
+        command: shell command that fixes or examines the problem, shown but never run; "" if there is none.
     """
 
     group: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 def gpus_text(indices: Sequence[int], all_gpus: Collection[object] = ()) -> str:
-    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3"; "all 8 GPUs" if they are all of `all_gpus` and more than one."""
+    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3", or "all 8 GPUs" if `all_gpus` has 8 GPUs and all are meant."""
     if len(indices) == len(all_gpus) > 1:
         return f"all {len(indices)} GPUs"
     return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"

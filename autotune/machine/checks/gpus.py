@@ -22,12 +22,12 @@ REMEDIES = {
     18: ("driver and library are of different versions: the driver was updated since the system started", "sudo reboot"),
 }
 INSTALL = "pip install nvidia-ml-py"
-REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # both packages may have written the same files
+REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # uninstalling may delete nvidia-ml-py's files
 SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
 
 
 def check_gpus(found: dict[str, Any], problem: str = "") -> list[Finding]:
-    """Returns the findings about driver and GPUs."""
+    """Returns the findings about driver and GPUs from the GPU probe's document. `problem`: why there is no document, or ""."""
     if problem:
         cost = "a driver that does not answer blocks every program that uses it"
         text, command = f"NVML could not be queried: {problem}", "sudo dmesg | grep -i -e nvrm -e xid"
@@ -102,7 +102,7 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
 def _power(gpus: list[dict[str, Any]]) -> Finding:
     capped = [gpu for gpu in gpus if _is_below(gpu.get("power_cap_w"), gpu.get("default_power_cap_w"))]
     if capped:
-        alike: dict[tuple[str, str], list[int]] = {}  # (cap, default) -> GPUs with it
+        alike: dict[tuple[str, str], list[int]] = {}  # (cap, default) in W -> numbers of the GPUs
         for gpu in capped:
             watts = number_text(gpu["power_cap_w"]), number_text(gpu["default_power_cap_w"])
             alike.setdefault(watts, []).append(gpu["index"])

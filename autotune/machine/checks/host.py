@@ -10,8 +10,8 @@ from autotune.quantities import bytes_text, number_text
 
 _finding = functools.partial(Finding, "host")
 GIB = 1 << 30
-# Less free shared memory than this gives a warning, since loader workers pass whole batches through it. Containers have 64 MiB
-# by default.
+# Less free shared memory than this gives a warning, since loader workers pass whole batches through it. A container of Docker
+# has 64 MiB by default.
 SHARED_MEMORY_BYTES = GIB
 # A limit of open files below this gives a warning: torch's loaders pass tensors as open files, and a few workers that
 # prefetch many tensors exhaust the usual 1,024.
@@ -22,7 +22,7 @@ SWAP_BYTES = 256 << 20
 
 
 def check_host(found: dict[str, Any], problem: str = "") -> list[Finding]:
-    """Returns the findings about the host."""
+    """Returns the findings about the host from the host probe's document. `problem`: why there is no document, or ""."""
     if problem:
         return [_finding("host", f"the host could not be examined: {problem}", Status.skipped)]
     return [
@@ -67,12 +67,12 @@ def _shared_memory(found: dict[str, Any] | None) -> Finding:
     name, command = "shared memory", "docker run --shm-size=8g ...   # or: sudo mount -o remount,size=8G /dev/shm"
     if not found or not found["is_writable"]:
         text = "no /dev/shm" if not found else "/dev/shm cannot be written by this user"
-        cost = "loader workers cannot hand over a batch: every num_workers but 0 fails"
+        cost = "loader workers cannot hand over a batch: every num_workers above 0 fails"
         return _finding(name, text, Status.error, cost, command if not found else "sudo chmod 1777 /dev/shm")
     text = f"/dev/shm {bytes_text(found['bytes'])}, {bytes_text(found['free_bytes'])} free"
     if found["free_bytes"] >= SHARED_MEMORY_BYTES:
         return _finding(name, text)
-    cost = "loader workers hand batches over through it: where it is full, they end with a bus error"
+    cost = "loader workers hand batches over through it: when it is full, they end with a bus error"
     is_full = found["bytes"] >= SHARED_MEMORY_BYTES
     return _finding(name, text, Status.warning, cost, "ls -lS /dev/shm   # leftover files" if is_full else command)
 

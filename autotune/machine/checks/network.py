@@ -30,7 +30,7 @@ def check_connections(gpus: dict[str, Any], host: dict[str, Any]) -> list[Findin
 
 
 def matrix(links: list[list[str]]) -> list[list[str]]:
-    """Returns the table of `nvidia-smi topo -m`, with its header."""
+    """Returns a table of paths (`topology()["links"]`) with names of rows and columns, as `nvidia-smi topo -m` shows it."""
     names = [f"GPU{index}" for index in range(len(links))]
     return [["", *names], *([name, *row] for name, row in zip(names, links, strict=True))]
 

@@ -90,7 +90,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch has kernels or PTX for each GPU. Kernels also run on higher minor versions: sm_80 kernels on sm_86."""
+    """Checks that torch has kernels or PTX for each GPU. Kernels also run on higher minor versions: sm_80's on sm_86."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
@@ -139,9 +139,9 @@ def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any])
 
 
 def _bytecode(found: dict[str, Any]) -> list[Finding]:
-    """Returns a finding if every process has to compile the Python code of torch again.
+    """Returns a finding if torch has no stored bytecode, so that every process has to compile torch's Python code.
 
-    With torch 2.14, importing torch then took 6.3 s of CPU time instead of 2.4 s (Intel Xeon).
+    Without stored bytecode, importing torch 2.14 took 6.3 s of CPU time instead of 2.4 s (Intel Xeon).
     """
     if not found.get("bytecode"):
         return []
@@ -155,7 +155,7 @@ def _bytecode(found: dict[str, Any]) -> list[Finding]:
 
 def _threads(host: dict[str, Any]) -> Finding:
     variables, cores, name = host["variables"], int(host["num_cores"]), "thread variables"
-    # Of "4,2", one number for each level of nested parallel regions, libraries use the first.
+    # A value such as "4,2" has one number for each level of nested parallel regions. Libraries use the first number.
     given = {name: whole_number(str(variables.get(name, "")).partition(",")[0].strip()) for name in COUNTS}
     counts = {name: count for name, count in given.items() if count is not None}
     few = {name: count for name, count in counts.items() if count < cores}
@@ -181,7 +181,7 @@ def _threads(host: dict[str, Any]) -> Finding:
 
 
 def _is_count(text: str) -> bool:
-    """Returns whether a value is a number of threads, or several as in "4,2"."""
+    """Whether a value is a positive number of threads, or several with commas ("4,2")."""
     return all(whole_number(part.strip()) for part in text.split(","))
 
 

@@ -3,7 +3,7 @@
     python -m autotune.machine.probes gpus           the GPUs through NVML, and how they are connected
     python -m autotune.machine.probes host           cores, memory, limits, settings of the kernel, variables
     python -m autotune.machine.probes data FOLDER    how fast a folder's files are read
-    PYTHON interpreter.py [--import]                 torch and what it needs, in the program's own interpreter
+    PYTHON interpreter.py [--import]                 torch and what torch.compile needs, in the program's interpreter
 
 Each prints one JSON document. Probes only read, except that `data` may write a temporary file.
 """
@@ -35,9 +35,9 @@ class Answer:
     """The answer of a probe.
 
     Attributes:
-        facts: its document; {} if there is none.
-        problem: why there is no document, in a few words; "" if there is one.
-        seconds: how long it took, including the interpreter's start.
+        facts: the probe's document; {} if there is none.
+        problem: why there is no document, in a few words; "" if there is a document.
+        seconds: how long the probe took, including the interpreter's start.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class Answer:
 
 
 class Probe:
-    """A running probe, which is killed after `limit_s` seconds; leaving the context ends it."""
+    """A running probe. Its time limit ends `limit_s` seconds after its start; leaving the context kills it."""
 
     def __init__(self, argv: Sequence[str], *, limit_s: float, env: Mapping[str, str]) -> None:
         self._limit_s, self._began_s = limit_s, time.monotonic()
         self._files = contextlib.ExitStack()
-        # Files, because a pipe would have to be read while the probe runs.
+        # The probe writes to files. A pipe would have to be read while the probe runs.
         self._stdout, self._stderr = (self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2))  # noqa: SIM115
         self._failed = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +70,7 @@ class Probe:
         self._files.close()
 
     def answer(self) -> Answer:
-        """Waits for the answer within the time limit, and returns it."""
+        """Returns the answer once the probe has ended. Kills the probe at the time limit."""
         if self._process is None:
             return Answer(problem=self._failed)
         try:
@@ -106,7 +106,7 @@ def ours(name: str, *arguments: str) -> list[str]:
 
 
 def interpreters(python: str, *, with_import: bool) -> list[str]:
-    """Returns the command that probes an interpreter. It imports torch only on request, since that takes seconds."""
+    """Returns the command that probes an interpreter. Importing torch is optional, since it takes seconds."""
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 

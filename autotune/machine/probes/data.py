@@ -19,7 +19,7 @@ MAX_READ_S = 3.0
 MAX_WALK_S = 2.0
 MAX_FILES = 100_000  # maximum number of files listed; only a few thousand of them are read
 OWN_BYTES = 64 * MIB  # size of the file that is written if existing files cannot be read past the page cache
-SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
+SPARE_BYTES = 1 << 30  # space that must stay free on the disk when that file is written
 
 DIRECT = "existing files, past the page cache (O_DIRECT), one reader"
 OWN_FILE = "a file of 64 MiB written for this check, dropped from the page cache (POSIX_FADV_DONTNEED) and read, one reader"
@@ -35,15 +35,16 @@ def look(folder: str) -> dict[str, Any]:
 
     Returns:
         "path"; "problem": why nothing could be measured, or "";
-        without a problem also "file_system", "num_files" and "bytes" (of the files found), "is_all" (whether all were listed in
-        time), "num_read", "read_bytes", "seconds", "method".
+        without a problem also "file_system", "num_files" and "bytes" (of the files listed), "is_all" (whether all files were
+        listed), "num_read", "read_bytes" and "seconds" (of the measurement), "method" (DIRECT, OWN_FILE, CACHED, or "" without
+        files).
     """
     path = os.path.abspath(os.path.expanduser(folder))
     if reason := problem(path):
         return {"path": path, "problem": reason}
     files, num_bytes, is_all = _files(path)
     found = {"path": path, "problem": "", "file_system": file_system(path), "num_files": len(files), "bytes": num_bytes}
-    random.Random(0).shuffle(files)  # so that they are not read in the order in which they were written
+    random.Random(0).shuffle(files)  # like a shuffling loader, not in the order in which the files were written
     return {**found, "is_all": is_all, **_measure(path, files)}
 
 
@@ -71,7 +72,7 @@ def file_system(path: str, mounts: str = "/proc/self/mounts") -> str:
 
 
 def _files(path: str) -> tuple[list[str], int, bool]:
-    """Returns the non-empty regular files below a folder, their total bytes, and whether these are all."""
+    """Returns the non-empty regular files below a folder, their total bytes, and whether the list is complete."""
     give_up_s = time.monotonic() + MAX_WALK_S
     files: list[str] = []
     num_bytes = 0
@@ -150,7 +151,7 @@ def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
         while total < MAX_FILE_BYTES:
             got = os.readv(descriptor, [buffer])
             total += got
-            if got < len(buffer):  # end of file; a further read would not start at an aligned offset
+            if got < len(buffer):  # end of file; O_DIRECT could not read on, as the offset is no longer aligned
                 break
         return total
     finally:

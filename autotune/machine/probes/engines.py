@@ -1,4 +1,4 @@
-"""Probes the engines of launchers: whether Slurm and Ray are installed here, and whether their clusters answer."""
+"""Probes the engines of the cluster launchers: whether Slurm and Ray are installed here, and whether their clusters answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SLURM_S, RAY_S = 5.0, 2.0  # how long to wait for an answer
-CURRENT = Path("ray", "ray_current_cluster")  # written by `ray start`, below RAY_TMPDIR
+CURRENT = Path("ray", "ray_current_cluster")  # file with the cluster's address, written by `ray start` below RAY_TMPDIR
 
 
 def slurm() -> dict[str, Any] | None:
@@ -34,7 +34,7 @@ def slurm() -> dict[str, Any] | None:
 def ray() -> dict[str, Any] | None:
     """Returns {"version", "address" ("" without a cluster), "problem" ("" if the cluster answers)}; None without Ray.
 
-    The cluster is the one behind `launch.ray.address=auto`. Ray itself is not imported, which would take a second.
+    The cluster is the one behind `launch.ray.address=auto`. Does not import Ray, because that takes a second.
     """
     try:
         version = importlib.metadata.version("ray")

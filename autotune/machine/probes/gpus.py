@@ -18,10 +18,11 @@ def look(devices: Path = DEVICES) -> dict[str, Any]:
     """Returns what is known about driver and GPUs; values that a device does not report are None.
 
     Returns:
-        "problem", "code": why NVML does not answer; "" and None if it does;
+        "problem", "code": why NVML does not answer, in words and as NVML's error number; "" and None if it answers;
         "has_nvidia_files", "has_amd_files": whether device files of NVIDIA's and of AMD's driver exist;
         "driver"; "cuda": newest CUDA version that the driver supports, [13, 0];
-        "gpus": see `_gpu`; "num_lost": number of GPUs that the driver counts but that do not answer; "topology".
+        "gpus": see `_gpu`; "num_lost": number of GPUs that the driver counts but that do not answer;
+        "topology": see `topology()`.
     """
     with session() as nvml:
         version = nvml.ask("nvmlSystemGetCudaDriverVersion_v2") or nvml.ask("nvmlSystemGetCudaDriverVersion")

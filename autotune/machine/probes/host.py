@@ -22,16 +22,16 @@ CC = ("gcc", "clang", "cc")
 
 
 def look() -> dict[str, Any]:
-    """Returns what is known about this host. Affinity, cgroup and limits are those of this process and of what it starts.
+    """Returns what is known about this host. Affinity, cgroup and limits are those of this process; its children inherit them.
 
     Returns:
-        "num_cpus"; "num_affine", "cpus": how many CPUs this process may run on, and their numbers;
-        "quota_cores" (None without a quota), "num_cores";
+        "num_cpus": CPUs of the host; "num_affine", "cpus": how many CPUs this process may run on, and their numbers;
+        "quota_cores": cores that the cgroup's quota allows (None without a quota); "num_cores": the lower limit, rounded up;
         "memory_bytes" (at most the cgroup's limit), "available_bytes", "swap_bytes", "swap_used_bytes";
         "shared_memory": {"bytes", "free_bytes", "is_writable"}, or None;
         "memlock_bytes", "open_files", "max_open_files": limits; None if unlimited;
         "huge_pages": "always", "madvise", "never", or "" if unknown;
-        "cxx", "cc": path of a compiler, or None; "variables";
+        "cxx", "cc": path of a C++ and of a C compiler, or None; "variables": see `recorded`;
         "adapters", "numa_nodes": as in `topology()`; "slurm", "ray": as in `slurm()` and `ray()`.
     """
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -64,7 +64,7 @@ def look() -> dict[str, Any]:
 
 
 def shared_memory(folder: Path) -> dict[str, Any] | None:
-    """Returns size, free bytes and writability of the shared memory; None if there is none."""
+    """Returns {"bytes" (its size), "free_bytes", "is_writable"} of the shared memory; None if there is none."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

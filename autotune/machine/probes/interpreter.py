@@ -1,7 +1,7 @@
 """Probes an interpreter for torch and what torch.compile needs. The program's interpreter runs this file by path.
 
-It needs only the standard library and Python 3.9, because autotune is not installed there. Without `--import` it does not
-import torch, which would take seconds, but reads the version from torch's version.py.
+It needs only the standard library and Python 3.9, because autotune is not installed there. Importing torch takes seconds.
+Without `--import`, torch's version is read from its version.py instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def look(with_import: bool) -> dict[str, Any]:
 
     Returns:
         "python", "executable", "torch" (version; None if missing), "cuda" (version that torch was built for), "has_header"
-        (Python.h), "has_triton", "problem";
-        with torch also "bytecode" (why every process compiles torch's Python code again; "" if none does) and "libraries" (the
-        folder that torch is in);
+        (Python.h), "has_triton", "problem" (why torch cannot be examined, or "");
+        with torch also "bytecode" (why each process has to compile torch's Python code itself; "" if it need not) and
+        "libraries" (the folder that torch is in);
         after an import of torch also "arch_list", "is_available", "why_not_available", "import_s" and "nccl" (version,
         [2, 27, 3]).
     """
@@ -58,7 +58,7 @@ def look(with_import: bool) -> dict[str, Any]:
 
 
 def _why_compiled_anew(spec: importlib.machinery.ModuleSpec) -> str:
-    """Returns why a module has no stored bytecode and will get none; "" if it has some, or Python can store it."""
+    """Returns why a module has no stored bytecode and will get none; "" if there is some, or if Python can store it."""
     if not spec.cached or os.path.exists(spec.cached):
         return ""
     if sys.dont_write_bytecode:
