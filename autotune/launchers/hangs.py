@@ -336,7 +336,8 @@ def _in_words(pid: int, state: str) -> str:
     """Returns the state. For uninterruptible sleep, as when a file server is lost, adds the kernel function it sleeps in."""
     if state != psutil.STATUS_DISK_SLEEP:
         return state
-    return f"{state} in {Path(f'/proc/{pid}/wchan').read_text(encoding='ascii') or 'the kernel'}"
+    function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
+    return f"{state} in {function if function.strip('0') else 'the kernel'}"  # "0" if the kernel hides the function
 
 
 def _can_report(pid: int, log: Path) -> bool:

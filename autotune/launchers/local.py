@@ -459,5 +459,5 @@ def signals_held() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for heard in dict.fromkeys(held):
-        signal.raise_signal(heard)
+        for heard in dict.fromkeys(held):  # also after an error
+            signal.raise_signal(heard)

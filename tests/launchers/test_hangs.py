@@ -12,6 +12,7 @@ import pytest
 
 from autotune.harness import stack_requests
 from autotune.harness.protocol import STACK_SIGNAL, Spec
+from autotune.launchers import hangs
 from autotune.launchers.environment import PACKAGE
 from autotune.launchers.hangs import Looked, look, parsed, understood
 
@@ -265,3 +266,10 @@ def test_no_stack_is_written_to_a_file_outside_the_trial(started, tmp_path):
     assert look([elsewhere], tmp_path / "stderr.log").kind == "unknown"
     time.sleep(0.1)
     assert (tmp_path / "the user's own").read_bytes() == b""
+
+
+@pytest.mark.parametrize(("function", "words"), [("nfs_wait", "nfs_wait"), ("0", "the kernel"), ("", "the kernel")])
+def test_function_that_the_kernel_hides_is_not_named(tmp_path, monkeypatch, function, words):
+    (tmp_path / "wchan").write_text(function)
+    monkeypatch.setattr(hangs, "Path", lambda _: tmp_path / "wchan")
+    assert hangs._in_words(7, psutil.STATUS_DISK_SLEEP) == f"disk-sleep in {words}"

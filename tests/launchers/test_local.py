@@ -16,7 +16,7 @@ import pytest
 from autotune.harness import protocol
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.base import Launcher
-from autotune.launchers.local import LocalLauncher, _prepare
+from autotune.launchers.local import LocalLauncher, _prepare, signals_held
 from tests.support.launcher_contract import (
     SHORT,
     SharedLauncherContract,
@@ -150,3 +150,13 @@ def test_setting_the_system_clock_does_not_shift_the_times_of_a_trial(folder, mo
     spec = protocol.read_spec(str(folder / protocol.SPEC_FILE))
     monkeypatch.setattr(protocol, "time", SimpleNamespace(time=lambda: time.time() - 3600, monotonic=time.monotonic))
     assert protocol.clock_offset_s(spec) == 0.0
+
+
+def test_a_signal_that_was_delayed_is_not_lost_if_an_error_occurs() -> None:
+    def fail() -> None:
+        with signals_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise OSError("the node is lost")
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()

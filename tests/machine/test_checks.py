@@ -143,6 +143,12 @@ def test_slowdown_by_the_power_cap_is_not_a_warning() -> None:
     assert one(check_gpus(with_gpu(slowdowns=["power_cap"])), "clocks").status is Status.ok
 
 
+def test_gpus_with_different_clocks_are_named_with_their_own() -> None:
+    slower = [{**GPU, "application_clock_mhz": 1200}, {**GPU, "index": 1, "application_clock_mhz": 1500}]
+    found = one(check_gpus(changed(GPUS, gpus=slower)), "clocks").found
+    assert found == "application clock of GPU 0: 1200 MHz instead of 1980 MHz; of GPU 1: 1500 MHz instead of 1980 MHz"
+
+
 def test_gpus_with_different_power_caps_are_named_with_their_own() -> None:
     other = {**GPU, "index": 1, "power_cap_w": 300.0, "default_power_cap_w": 350.0}
     capped = changed(GPUS, gpus=[{**GPU, "power_cap_w": 500.0}, other])

@@ -89,11 +89,15 @@ def _clocks(gpus: list[dict[str, Any]]) -> Finding:
         return _finding("clocks", "; ".join(parts), Status.warning, cost, f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE{option}")
     held = [gpu for gpu in gpus if _is_below(gpu.get("application_clock_mhz"), gpu.get("default_application_clock_mhz"))]
     if held:
-        which = [gpu["index"] for gpu in held]
-        clocks = f"{held[0]['application_clock_mhz']} MHz instead of {held[0]['default_application_clock_mhz']} MHz"
+        alike: dict[tuple[Any, Any], list[int]] = {}  # (clock, default) in MHz -> numbers of the GPUs
+        for gpu in held:
+            alike.setdefault((gpu["application_clock_mhz"], gpu["default_application_clock_mhz"]), []).append(gpu["index"])
+        texts = [
+            f"of {gpus_text(which, gpus)}: {clock} MHz instead of {default} MHz" for (clock, default), which in alike.items()
+        ]
         cost = "kernels limited by computation are slower, in trials and in real runs"
-        command = f"sudo nvidia-smi{gpus_option(which, gpus)} -rac"
-        return _finding("clocks", f"application clock of {gpus_text(which, gpus)}: {clocks}", Status.warning, cost, command)
+        command = f"sudo nvidia-smi{gpus_option([gpu['index'] for gpu in held], gpus)} -rac"
+        return _finding("clocks", f"application clock {'; '.join(texts)}", Status.warning, cost, command)
     now = {(gpu.get("clock_mhz"), gpu.get("max_clock_mhz")) for gpu in gpus}
     known = [f"{clock} of {highest} MHz" for clock, highest in sorted(now, key=str) if clock and highest]
     return _known("clocks", f"not lowered, now {', '.join(known)}", bool(known))

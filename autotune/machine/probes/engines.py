@@ -41,6 +41,7 @@ def ray() -> dict[str, Any] | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     address = os.environ.get("RAY_ADDRESS", "")
+    address = "" if address == "auto" else address  # Ray's word for the cluster of this machine
     try:
         folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp")
         address = address or (folder / CURRENT).read_text(encoding="utf-8").strip()
@@ -50,7 +51,9 @@ def ray() -> dict[str, Any] | None:
 
 
 def _problem(address: str) -> str:
-    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if "://" in address:
+        return "not HOST:PORT, which launcher=ray needs"
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), RAY_S).close()
     except (OSError, ValueError, OverflowError) as error:
