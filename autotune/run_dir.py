@@ -39,6 +39,12 @@ class StudyFolder:
         path: the folder.
         name: its name.
         base, sequence: as in StudyRecord, if this process made the folder.
+        study_file: StudyRecord: what the study is about.
+        config_file: the composed configuration, with interpolations unresolved.
+        journal_file: Optuna's journal storage; None for a study that is kept in memory.
+        summary_file: Summary, rewritten while the study runs.
+        best_file: the winner as YAML.
+        report_file: what the study found, as one HTML file.
         is_kept: whether the folder outlives the study. False in a replay, which need not write after every trial.
         mask: function that masks the study's secrets in every document that is written.
     """
@@ -49,40 +55,13 @@ class StudyFolder:
         self.path = path
         self.name = path.name
         self.base, self.sequence = base or path.name, sequence
+        self.study_file, self.config_file = path / "study.json", path / "config.yaml"
+        self.journal_file: Path | None = path / "optuna.journal"
+        self.summary_file, self.best_file, self.report_file = path / "summary.json", path / "best.yaml", path / "report.html"
         self.mask: Callable[[str], str] = str
         self._claim: Claim | None = None
         self._next: int | None = None  # number of the next trial, once it is known
         self._is_begun = False  # whether there is a study to resume
-
-    @property
-    def study_file(self) -> Path:
-        """StudyRecord: what the study is about."""
-        return self.path / "study.json"
-
-    @property
-    def config_file(self) -> Path:
-        """The composed configuration, with interpolations unresolved."""
-        return self.path / "config.yaml"
-
-    @property
-    def journal_file(self) -> Path | None:
-        """Optuna's journal storage; None for a study that is kept in memory."""
-        return self.path / "optuna.journal"
-
-    @property
-    def summary_file(self) -> Path:
-        """Summary, rewritten while the study runs."""
-        return self.path / "summary.json"
-
-    @property
-    def best_file(self) -> Path:
-        """The winner as YAML."""
-        return self.path / "best.yaml"
-
-    @property
-    def report_file(self) -> Path:
-        """What the study found, as one HTML file."""
-        return self.path / "report.html"
 
     def trial_path(self, number: int) -> Path:
         """Returns the folder of a trial."""

@@ -58,6 +58,11 @@ def parity_lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Returns at most `most` of some texts, and how many more there are: "a, b and 3 more"; "" for no texts."""
+    return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
 def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
     """Returns what a configuration changes, most important first: "bf16 · channels_last · batch 64"; `none` for nothing."""
     order = ("precision", "layout", "compile", "loader.batch_size", "loader", "threads", "optimizer")
@@ -282,8 +287,7 @@ def warm_start_text(found: dict[str, Any]) -> str:
     said = [f"{'their' if len(names) > 1 else 'its'} best configurations are tried first"] if found["seeds"] else []
     out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
-        more = f" and {len(out) - 3} more" if len(out) > 3 else ""
-        said.append(f"left out after running out of memory there: {'; '.join(out[:3])}{more}, and all that need as much memory")
+        said.append(f"left out after running out of memory there: {listed(out, 3, '; ')}, and all that need as much memory")
     return f"{', '.join(names)} ({whose}): {'; '.join(said)}"
 
 

@@ -217,18 +217,13 @@ def _claim_table(titles: Row, rows: list[Row]) -> RenderableType:
 def _rest(summary: Summary, path: Path) -> Table:
     made, seconds = _grid(), (summary.get("seconds") or {}).get("total")
     took = f"  ·  {seconds_text(seconds)}" if seconds else ""
-    made.add_row("outcomes", Text(f"{outcomes_text(summary)}{took}", overflow="fold"))
-    if cost := search_cost_text(summary):
-        made.add_row("cost", Text(cost, overflow="fold"))
-    if tried := tried_text(summary):
-        made.add_row("tried", Text(f"not kept: {tried}", overflow="fold"))
-    for name, text in parity_lines(summary):
-        made.add_row(name, Text(text, overflow="fold"))
-    if taken_over := warm_start_text(summary.get("warm_start") or {}):
-        made.add_row("warm start", Text(taken_over, overflow="fold"))
-    made.add_row("files", Text(str(path), overflow="fold"))
-    for name, text in [*noise_lines(summary), *file_lines(summary)]:
-        made.add_row(name, Text(text, overflow="fold"))
+    tried, taken_over = tried_text(summary), warm_start_text(summary.get("warm_start") or {})
+    rows = [("outcomes", f"{outcomes_text(summary)}{took}"), ("cost", search_cost_text(summary))]
+    rows += [("tried", f"not kept: {tried}" if tried else ""), *parity_lines(summary), ("warm start", taken_over)]
+    rows += [("files", str(path)), *noise_lines(summary), *file_lines(summary)]
+    for name, text in rows:
+        if text:
+            made.add_row(name, Text(text, overflow="fold"))
     for n, command in enumerate(next_commands(summary, path)):
         made.add_row("" if n else "next", Text(command, style="command", overflow="fold"))
     return made

@@ -44,6 +44,7 @@ class Calls:
     Attributes:
         samples: the calls' samples so far, without `set_aside`.
         set_aside: samples of calls before the last step of another optimizer, whose steps are not counted.
+        least_trained: fewest samples of a call that a backward pass has reached; infinite if it has reached none.
         closed_step: the step in which the samples of an optimizer's closure (as for LBFGS) were last counted; -1 before.
     """
 
@@ -52,7 +53,7 @@ class Calls:
         self.samples = self.set_aside = 0.0
         self.closed_step = -1
         self._largest = 0.0  # most samples of a call
-        self._least_trained = math.inf  # fewest samples of a call that a backward pass has reached
+        self.least_trained = math.inf
         self._is_fed_back = False  # whether an input was ever computed from what an earlier call returned
         self._is_reached = self._is_mixed = False  # whether a backward pass reached any call; whether it missed other calls
         self._was_missed = False  # whether calls were watched in an earlier step
@@ -74,7 +75,7 @@ class Calls:
             self._is_fed_back = True
             if self._last is not None and not self._last.is_reached:
                 return None
-        is_certain = not self._is_mixed and samples >= min(self._largest, self._least_trained)
+        is_certain = not self._is_mixed and samples >= min(self._largest, self.least_trained)
         self._largest = max(self._largest, samples)
         if is_certain:
             self.samples += samples
@@ -87,7 +88,7 @@ class Calls:
 
         def reached(_: Any) -> None:
             call.is_reached = self._is_reached = True
-            self._least_trained = min(self._least_trained, call.samples)
+            self.least_trained = min(self.least_trained, call.samples)
             self._count(call)
 
         watched = list(itertools.islice(_computed(outputs), MAX_HOOKED))
@@ -118,11 +119,6 @@ class Calls:
             self._is_mixed = self._is_mixed or (self._is_reached and not all(call.is_reached for call in self._watched))
             self._was_missed = self._was_missed or bool(self._watched)
             self._watched = []
-
-    @property
-    def least_trained(self) -> float:
-        """Fewest samples of a call that a backward pass has reached; infinite if it has reached none."""
-        return self._least_trained
 
     def only_act(self, least_trained: float) -> bool:
         """Whether no backward pass has reached these calls, although they were watched, and all of them are small.

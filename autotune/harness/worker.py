@@ -45,12 +45,8 @@ class Counters(NamedTuple):
     has_asked: float = 0.0
 
 
-_note_asking: Callable[[], None] = lambda: None  # noqa: E731
-
-
-def note_asking() -> None:
-    """Notes that the program asks which worker it is in; has an effect only inside a worker."""
-    _note_asking()
+# Notes that the program asks which worker it is in; has an effect only inside a worker.
+note_asking: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class _ByPath:
@@ -107,8 +103,8 @@ class WorkerInit:
             return  # the folder is gone: the loader must work anyway
         from torch.utils.data._utils import fetch
 
-        global _note_asking
-        _note_asking = functools.partial(ASKED.pack_into, slots, worker_id * SLOT.size + COUNTS.size, 1.0)
+        global note_asking
+        note_asking = functools.partial(ASKED.pack_into, slots, worker_id * SLOT.size + COUNTS.size, 1.0)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             patches.install(kind, "fetch", functools.partial(_counted, slots, worker_id * SLOT.size))
 

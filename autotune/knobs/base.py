@@ -105,7 +105,8 @@ class Knob:
         tier: what it changes besides speed.
         default: value in a program that does not set it (the library's own default).
         default_text: the default in words, if it depends on what the program runs on; "" if it does not.
-        domain: values worth a trial on this host, ascending for numbers; the search space adds the baseline's own value.
+        domain: values worth a trial on this host, ascending for numbers; the search space adds the baseline's own value. A bool
+            knob needs none: both of its values are tried.
         choices: allowed values of a str knob; empty = any.
         numbers: allowed numbers, ascending; empty = any within the bounds.
         bounds: smallest and largest number allowed on this host; None = no bound on that side.
@@ -141,7 +142,7 @@ class Knob:
     tier: Tier
     default: KnobValue
     default_text: str = ""
-    domain: Callable[[HostContext], list[KnobValue]]
+    domain: Callable[[HostContext], list[KnobValue]] = lambda _: [False, True]
     choices: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     examples: tuple[KnobValue, ...] = ()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob, no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
@@ -44,6 +47,15 @@ def without_workers(host_context: HostContext) -> str | None:
     if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
         return None
     return host_context.not_applicable.get(NUM_WORKERS.key)
+
+
+def _of_workers(
+    key: str, *, is_active: Callable[[Knobs], bool] = has_workers, in_code: str = LOADER_ARGUMENT, **more: Any
+) -> Knob:
+    """Returns a knob of what the workers do. By default, it is an argument of DataLoader and acts if there is any worker."""
+    return Knob(
+        key=key, tier=Tier.exact, is_outside_graphs=True, blocked=without_workers, is_active=is_active, in_code=in_code, **more
+    )
 
 
 BATCH_SIZE = Knob(
@@ -104,19 +116,14 @@ NUM_WORKERS = Knob(
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )
 
-PREFETCH_FACTOR = Knob(
-    key="loader.prefetch_factor",
-    tier=Tier.exact,
-    is_outside_graphs=True,
+PREFETCH_FACTOR = _of_workers(
+    "loader.prefetch_factor",
     default=2,
     domain=lambda _: [2, 4, 8],
     bounds=lambda _: (1, 64),
-    blocked=without_workers,
-    is_active=has_workers,
     usual_spread=0.05,
     brief="batches ready in each worker",
     phrase="prefetch {}",
-    in_code=LOADER_ARGUMENT,
     summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
     helps="Some batches take far longer to make than others (mixed image sizes, cold network storage): a deeper queue helps.",
     hurts=(
@@ -131,7 +138,6 @@ PIN_MEMORY = Knob(
     tier=Tier.exact,
     is_outside_graphs=True,
     default=False,
-    domain=lambda _: [False, True],
     blocked=no_cuda,
     expert=lambda _: True,
     usual_gain=0.03,
@@ -151,19 +157,13 @@ PIN_MEMORY = Knob(
     start_cost="a CUDA context and one thread, under 0.1 s",
 )
 
-PERSISTENT_WORKERS = Knob(
-    key="loader.persistent_workers",
-    tier=Tier.exact,
-    is_outside_graphs=True,
+PERSISTENT_WORKERS = _of_workers(
+    "loader.persistent_workers",
     default=False,
-    domain=lambda _: [False, True],
-    blocked=without_workers,
-    is_active=has_workers,
     expert=lambda _: True,
     usual_gain=0.01,
     usual_spread=0.06,
     brief="workers live on between epochs",
-    in_code=LOADER_ARGUMENT,
     summary=(
         "Keeps workers and their dataset copies alive between epochs instead of starting them anew. It needs "
         "loader.num_workers > 0."
@@ -176,20 +176,15 @@ PERSISTENT_WORKERS = Knob(
     ),
 )
 
-MULTIPROCESSING_CONTEXT = Knob(
-    key="loader.multiprocessing_context",
-    tier=Tier.exact,
-    is_outside_graphs=True,
+MULTIPROCESSING_CONTEXT = _of_workers(
+    "loader.multiprocessing_context",
     default="fork",
     default_text="fork; from Python 3.14 on, forkserver",
     choices=("fork", "forkserver", "spawn"),
     domain=lambda _: ["fork", "forkserver"],  # spawn gives the same workers as forkserver, but starts them more slowly
-    blocked=without_workers,
-    is_active=has_workers,
     usual_spread=0.05,
     brief="how workers are started",
     phrase="workers by {}",
-    in_code=LOADER_ARGUMENT,
     summary=(
         "How workers are started: as copies of the training process (fork), as copies of a small process that has imported the "
         "program once (forkserver), or as new interpreters (spawn). It needs loader.num_workers > 0."
@@ -211,17 +206,12 @@ MULTIPROCESSING_CONTEXT = Knob(
     ),
 )
 
-IN_ORDER = Knob(
-    key="loader.in_order",
-    tier=Tier.exact,
-    is_outside_graphs=True,
+IN_ORDER = _of_workers(
+    "loader.in_order",
     default=True,
-    domain=lambda _: [False, True],
-    blocked=without_workers,
     is_active=lambda knobs: int(knobs.get(NUM_WORKERS.key, 0)) > 1,  # a single worker cannot change the order
     usual_spread=0.06,
     brief="batches in the sampler's order",
-    in_code=LOADER_ARGUMENT,
     summary=(
         "Whether batches are handed over in the sampler's order (true), even if one takes long to make, or in the order in "
         "which they are finished (false). Each epoch has the same samples. It needs two workers or more."
@@ -236,15 +226,11 @@ IN_ORDER = Knob(
     ),
 )
 
-SHARING_STRATEGY = Knob(
-    key="loader.sharing_strategy",
-    tier=Tier.exact,
-    is_outside_graphs=True,
+SHARING_STRATEGY = _of_workers(
+    "loader.sharing_strategy",
     default="file_descriptor",
     choices=("file_descriptor", "file_system"),
     domain=lambda _: ["file_descriptor", "file_system"],
-    blocked=without_workers,
-    is_active=has_workers,
     usual_spread=0.05,
     brief="how workers hand tensors over",
     phrase="shared by {}",
@@ -275,7 +261,6 @@ OWN_CORES = Knob(
     key="loader.own_cores",
     tier=Tier.exact,
     default=False,
-    domain=lambda _: [False, True],
     blocked=without_second_core,
     is_active=has_workers,
     is_before_torch=True,  # torch counts the cores while it is loaded
@@ -307,7 +292,6 @@ NON_BLOCKING = Knob(
     tier=Tier.exact,
     is_outside_graphs=True,
     default=False,
-    domain=lambda _: [False, True],
     blocked=no_cuda,
     is_active=is_pinned,
     expert=lambda _: True,
@@ -333,7 +317,6 @@ DEVICE_PREFETCH = Knob(
     tier=Tier.exact,
     is_outside_graphs=True,
     default=False,
-    domain=lambda _: [False, True],
     blocked=no_cuda,
     is_active=is_pinned,
     usual_gain=0.02,

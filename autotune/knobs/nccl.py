@@ -12,6 +12,7 @@ The knobs have not been measured on a GPU yet.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from autotune.knobs.base import HostContext, Knob, below, no_cuda
@@ -120,7 +121,9 @@ def p2p_levels(host_context: HostContext) -> list[KnobValue]:
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 
-def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
+def _nccl(
+    key: str, *, default: KnobValue, variable: str = "", blocked: Callable[[HostContext], str | None] = no_nccl, **others: Any
+) -> Knob:
     """Returns the knob of one variable.
 
     The variable's name is `variable` or, by default, NCCL_ plus the last part of the key. If `default` is AUTO or UNSET, this
@@ -139,6 +142,7 @@ def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) ->
         key=key,
         tier=Tier.exact,
         default=default,
+        blocked=blocked,
         environment=environment,
         variables=(variable,),
         usual_spread=0.1,
@@ -153,7 +157,6 @@ ALGO = _nccl(
     default=AUTO,
     choices=(AUTO, *(f"allreduce:{name.lower()}" for name in ALGORITHMS), *ALGORITHMS),
     domain=algorithms,
-    blocked=no_nccl,
     brief="ring, tree or NVLS",
     summary=(
         "NCCL_ALGO: which algorithm may carry the gradients. `allreduce:tree` (since NCCL 2.24) applies to all-reduces and "
@@ -175,7 +178,6 @@ PROTO = _nccl(
     default=AUTO,
     choices=(AUTO, "Simple", "LL", "^LL", "^LL128"),
     domain=lambda _: ["Simple", "^LL128"],
-    blocked=no_nccl,
     brief="protocols of a transfer",
     summary=(
         "NCCL_PROTO: the protocols of a transfer. `Simple` has the most bandwidth and `LL` the least latency. LL128 has some "
@@ -194,7 +196,6 @@ MIN_NCHANNELS = _nccl(
     default=UNSET,
     domain=lambda _: [4, 8, 16, 32],
     bounds=lambda _: (1, MAX_CHANNELS),
-    blocked=no_nccl,
     is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
     brief="channels at least",
     summary=(
@@ -213,7 +214,6 @@ MAX_NCHANNELS = _nccl(
     default=UNSET,
     domain=lambda _: [2, 4, 8, 16],
     bounds=lambda _: (1, MAX_CHANNELS),
-    blocked=no_nccl,
     brief="channels at most",
     summary=(
         "NCCL_MAX_NCHANNELS: the most channels that a collective uses. Each is one CUDA block, on one multiprocessor of the "
@@ -229,7 +229,6 @@ NTHREADS = _nccl(
     domain=lambda _: [128, 256, 512],
     numbers=(64, 128, 256, 512),
     bounds=lambda _: (64, 512),
-    blocked=no_nccl,
     brief="threads of a channel",
     summary="NCCL_NTHREADS: CUDA threads of each channel's block, 64, 128, 256 or 512. NCCL itself uses 512 on recent GPUs.",
     helps="Fewer threads leave registers and issue slots to the backward pass. More threads help on GPUs with low clocks.",
@@ -242,7 +241,6 @@ BUFFSIZE = _nccl(
     domain=lambda _: [MIB, 2 * MIB, 8 * MIB, 16 * MIB],
     numbers=tuple(1 << power for power in range(10, 31)),
     bounds=lambda _: (1024, 1 << 30),
-    blocked=no_nccl,
     brief="bytes of a buffer",
     summary="NCCL_BUFFSIZE: bytes of the buffer between each pair of GPUs, a power of two; NCCL itself uses 4 MiB.",
     helps="Larger buffers: large messages over links with high latency. Smaller buffers: a GPU whose memory is nearly full.",
@@ -284,7 +282,6 @@ NVLS = _nccl(
 IB_DISABLE = _nccl(
     "nccl.ib_disable",
     default=False,
-    domain=lambda _: [False, True],
     blocked=no_infiniband,
     brief="without InfiniBand",
     summary="NCCL_IB_DISABLE: no InfiniBand or RoCE between machines; NCCL falls back to TCP sockets.",

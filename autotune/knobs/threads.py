@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.knobs.base import HostContext, Knob, up_to
 from autotune.records import KnobValue, Tier
 
@@ -16,12 +18,14 @@ def thread_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
     return 1, max(8, 2 * host_context.num_cores)
 
 
-INTRA = Knob(
-    key="threads.intra",
-    tier=Tier.exact,
-    default=0,  # the library decides; the baseline reports the number
-    domain=thread_counts,
-    bounds=thread_bounds,
+def _threads(key: str, *, variable: str = "", **others: Any) -> Knob:
+    """Returns the knob of a number of threads, set by the environment variable if one is given. With 0, the library decides."""
+    set_by: dict[str, Any] = {"environment": lambda value: {variable: str(value)}, "variables": (variable,)} if variable else {}
+    return Knob(key=key, tier=Tier.exact, default=0, domain=thread_counts, bounds=thread_bounds, **set_by, **others)
+
+
+INTRA = _threads(
+    "threads.intra",
     brief="CPU threads of one operator",
     phrase="threads {}",
     in_code="torch.set_num_threads({value!r})",
@@ -33,14 +37,9 @@ INTRA = Knob(
     hurts="Fewer threads than cores slow down training on a CPU, and decoding in the training process (num_workers=0).",
 )
 
-OMP = Knob(
-    key="threads.omp",
-    tier=Tier.exact,
-    default=0,  # unset: the library decides
-    domain=thread_counts,
-    bounds=thread_bounds,
-    environment=lambda value: {"OMP_NUM_THREADS": str(value)},
-    variables=("OMP_NUM_THREADS",),
+OMP = _threads(
+    "threads.omp",
+    variable="OMP_NUM_THREADS",
     brief="OMP_NUM_THREADS",
     phrase="OMP {}",
     summary=(
@@ -54,12 +53,8 @@ OMP = Knob(
     ),
 )
 
-INTEROP = Knob(
-    key="threads.interop",
-    tier=Tier.exact,
-    default=0,  # the library decides; the baseline reports the number
-    domain=thread_counts,
-    bounds=thread_bounds,
+INTEROP = _threads(
+    "threads.interop",
     brief="operators side by side on the CPU",
     in_code="torch.set_num_interop_threads({value!r})",
     summary=(
@@ -70,14 +65,9 @@ INTEROP = Knob(
     hurts="Eager training runs one operator after the other and hardly uses these threads: there the knob changes nothing.",
 )
 
-MKL = Knob(
-    key="threads.mkl",
-    tier=Tier.exact,
-    default=0,  # unset: the library decides
-    domain=thread_counts,
-    bounds=thread_bounds,
-    environment=lambda value: {"MKL_NUM_THREADS": str(value)},
-    variables=("MKL_NUM_THREADS",),
+MKL = _threads(
+    "threads.mkl",
+    variable="MKL_NUM_THREADS",
     brief="MKL_NUM_THREADS",
     phrase="MKL {}",
     summary=(

@@ -18,11 +18,7 @@ class NoFolder(StudyFolder):
 
     def __init__(self) -> None:
         super().__init__(NOWHERE)
-
-    @property
-    def journal_file(self) -> None:
-        """Always None: Optuna's study is kept in memory."""
-        return
+        self.journal_file = None  # Optuna's study is kept in memory
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[str]:

@@ -6,6 +6,7 @@ strategy can be varied on the command line as NAME:KEY=VALUE:KEY=VALUE, to measu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,8 +54,7 @@ def _tpe(seed: int, **options: Any) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, **options)
 
 
-def _tpe_after_seeds(seed: int) -> optuna.samplers.BaseSampler:
-    return _tpe(seed, n_startup_trials=NUM_STARTUP_TRIALS)
+_after_seeds = functools.partial(_tpe, n_startup_trials=NUM_STARTUP_TRIALS)
 
 
 def _gp(seed: int) -> optuna.samplers.BaseSampler:
@@ -71,7 +71,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(name="grid", search=GridOrder),
         Strategy(name="expert", search=Ladder),
         Strategy(name="tpe", search=lambda session: Sampled(session, _tpe)),
-        Strategy(name="tpe+seeds", search=lambda session: Sampled(session, _tpe_after_seeds, has_seeds=True)),
+        Strategy(name="tpe+seeds", search=lambda session: Sampled(session, _after_seeds, has_seeds=True)),
         Strategy(name="gp", search=lambda session: Sampled(session, _gp, patience=GP_PATIENCE)),
     )
 }

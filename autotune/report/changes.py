@@ -7,7 +7,7 @@ from typing import Any
 from autotune.knobs.base import earlier_text, value_text
 from autotune.quantities import ratio_text, ratio_with_interval_text
 from autotune.records import Kind, KnobValue, Outcome, Summary
-from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase, score_of
+from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase, listed, score_of
 
 MAX_TRIED = 4  # maximum number of values in a line
 
@@ -76,10 +76,9 @@ def tried_text(summary: Summary) -> str:
     ratios = _tried(summary)
     ranked = sorted(ratios.items(), key=lambda pair: -pair[1] if isinstance(pair[1], float) else 0.0)
     words = [f"{knob_phrase(*pair)} {found if isinstance(found, str) else ratio_text(found)}" for pair, found in ranked]
-    more = f" and {len(words) - MAX_TRIED} more" if len(words) > MAX_TRIED else ""
     whose = "best configuration" if (summary.get("best") or {}).get("overrides") else "baseline"
     how = f"each the fastest trial with that value, relative to the {whose}'s first"
-    return f"{', '.join(words[:MAX_TRIED])}{more} ({how})" if words else ""
+    return f"{listed(words, MAX_TRIED)} ({how})" if words else ""
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:

@@ -17,6 +17,7 @@ from autotune.run_dir import StudyFolder
 from autotune.shapes import finite
 from autotune.space import Choice, domain_from_json
 from autotune.studies import call
+from autotune.wording import listed
 
 BASELINE = 0  # number of the baseline's trial
 MAX_UNREAD = 3  # maximum number of unreadable trials that are listed
@@ -136,9 +137,8 @@ def _read_records(study: Study) -> None:
         except (OSError, ValueError) as error:
             problems.append(f"{study.folder.trial_path(number) / 'trial.json'}: {_why(error)}")
     if problems:
-        more = f" and {len(problems) - MAX_UNREAD} more" if len(problems) > MAX_UNREAD else ""
         lost = "It is not known when these trials ran, how long their steps took and what disturbed them."
-        study.unread.append(study.folder.mask(f"{'; '.join(problems[:MAX_UNREAD])}{more}. {lost}"))
+        study.unread.append(study.folder.mask(f"{listed(problems, MAX_UNREAD, '; ')}. {lost}"))
 
 
 def _why(error: Exception) -> str:

@@ -18,7 +18,7 @@ from autotune.report import verification_rows
 from autotune.run_dir import StudyFolder, where
 from autotune.studies import call
 from autotune.trackers.store import NONE, study_uri
-from autotune.wording import break_even_text, changes_phrase, objective_text
+from autotune.wording import break_even_text, changes_phrase, listed, objective_text
 
 MAX_FAILED, MAX_REASON = 3, 120  # maximum number of failed configurations in a line, and of characters of each reason
 MAX_FILES = 5  # maximum number of file names in a line
@@ -212,11 +212,11 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
     """Returns what happened to the user's files during the trials, as (label, text)."""
     files = summary.get("files") or {}
     said = []
-    if left := _listed([f"{_sized(entry)}, trial {entry['trial']})" for entry in files.get("left") or []]):
+    if left := listed([f"{_sized(entry)}, trial {entry['trial']})" for entry in files.get("left") or []], MAX_FILES):
         said.append(("left", f"{left}: written by trials, not removed"))
     known = {entry["name"] for entry in files.get("left") or []}
     others = {entry["name"]: entry for entry in files.get("new") or [] if entry["name"] not in known}
-    if new := _listed([f"{_sized(entry)})" for entry in others.values()]):
+    if new := listed([f"{_sized(entry)})" for entry in others.values()], MAX_FILES):
         said.append(("new", f"{new}: written during the study, by a trial or by another program"))
     for entry in files.get("kept") or []:
         said.append(("kept", f"{entry['path']}: {_trials(entry)} would have changed it; it is unchanged"))
@@ -227,19 +227,14 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
         what = f"changed or removed during trial {entry['trial']}; its previous content is in {entry['copy']}"
         said.append(("overwritten", f"{entry['path']}: {what}"))
     if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
-        said.append(("not guarded", f"{_listed(open_)}: a trial that saves there overwrites it"))
+        said.append(("not guarded", f"{listed(open_, MAX_FILES)}: a trial that saves there overwrites it"))
     return said
 
 
 def _trials(entry: dict[str, Any]) -> str:
     numbers = entry["trials"]
-    return f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
+    return f"trial{'s' if len(numbers) > 1 else ''} {listed(list(map(str, numbers)), MAX_FILES)}"
 
 
 def _sized(entry: dict[str, Any]) -> str:
     return f"{entry['name']} ({bytes_text(entry['bytes'])}"
-
-
-def _listed(texts: list[str]) -> str:
-    more = f" and {len(texts) - MAX_FILES} more" if len(texts) > MAX_FILES else ""
-    return f"{', '.join(texts[:MAX_FILES])}{more}" if texts else ""

@@ -34,6 +34,7 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import keys, pair, table_notes
 from autotune.report.study import BASELINE, Study
 from autotune.report.trials import UNCOUNTED, phrases
+from autotune.wording import listed
 
 UNITS = (2**40, 2**30, 2**20, 2**10)
 # The capacity is drawn if a trial ran out of memory or used more than this share. Otherwise, an axis up to the capacity would
@@ -121,9 +122,8 @@ def _words(study: Study, out: Sequence[dict[str, Any]]) -> str:
         earlier = f" Configurations not tried, since they ran out of memory in earlier studies: {taken}." if taken else ""
         return f"No configuration ran out of memory.{earlier}"
     by_number = {trial["number"]: words for trial, words in zip(study.trials, phrases(study.summary), strict=True)}
-    listed = "; ".join(f"trial {trial['number']} ({by_number[trial['number']]})" for trial in out[:MAX_NAMED])
-    more = f" and {len(out) - MAX_NAMED} more" if len(out) > MAX_NAMED else ""
-    return f"{len(out)} trial{'s' if len(out) > 1 else ''} ran out of memory: {listed}{more}."
+    named = listed([f"trial {trial['number']} ({by_number[trial['number']]})" for trial in out], MAX_NAMED, "; ")
+    return f"{len(out)} trial{'s' if len(out) > 1 else ''} ran out of memory: {named}."
 
 
 def _plot(study: Study, found: Sized) -> Plot:

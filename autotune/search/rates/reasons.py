@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 from autotune.quantities import percent_text
-from autotune.wording import knob_phrase
+from autotune.wording import knob_phrase, listed
 
 MAX_CHANGES = 4  # changes that are listed by name; the rest are counted
 LEAST_SAID = 0.005  # smallest gain that is shown as a number: a smaller one rounds to 0 %
@@ -17,9 +17,7 @@ MOST_SAID = 1.0  # a possible gain of this much or more is not shown as a number
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Returns what differs between two configurations: "batch 32 -> 64, bf16"."""
     keys = [key for key in after if key not in before or not _same(before[key], after[key])]
-    listed = [_change(key, before.get(key), after[key]) for key in keys[:MAX_CHANGES]]
-    more = f" and {len(keys) - MAX_CHANGES} more" if len(keys) > MAX_CHANGES else ""
-    return ", ".join(listed) + more or "the same"
+    return listed([_change(key, before.get(key), after[key]) for key in keys], MAX_CHANGES) or "the same"
 
 
 def gain(expected: float, possible: float) -> str:
