@@ -141,7 +141,7 @@ class MachineWatch:
         return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the window, named as in the tracker. Device memory: the peak since the last call of `before()`."""
+        """Returns the window's metrics, named as in the tracker. Device memory: the peak since the last call of `before()`."""
         cpu = self._use.metrics() if self._use else {}
         device = self._device.metrics()
         if self._is_own_seen:
