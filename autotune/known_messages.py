@@ -49,8 +49,8 @@ class Facts:
         mode: the spec's mode; only "measure" must yield a rate.
         device_used_frac: largest share of device memory seen in use; None when unknown.
         memory_limit_bytes: the user's memory cap for one process; None for none.
-        excused: which of "loss" and "scaling" (failures.LOSS, .SCALING) are not finite even in the unchanged program. No trial
-            fails because of these.
+        excused: names of faults for which no trial fails, because the unchanged program has them, too: "loss" (a loss is not
+            finite; failures.LOSS) and "scaling" (a gradient scaler skips steps because gradients overflow; failures.SCALING).
     """
 
     exit_code: int | None = None

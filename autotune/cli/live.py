@@ -154,7 +154,7 @@ class LiveView(View):
         """Draws a rule before the ablation of the winner."""
         words = f"attribution: the effect of each change of trial {trial:04d}, reverted one at a time"
         if not knobs:
-            words = f"attribution: trial {trial:04d} without the changes that seem to have no effect"
+            words = f"attribution: measures trial {trial:04d} without the changes that seem to have no effect"
         self._console.print(Rule(words, style="quiet", align="left"))
 
     def notice(self, message: str) -> None:

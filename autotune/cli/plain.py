@@ -116,7 +116,7 @@ class PlainLines(OnlyVerdict):
         if knobs:
             _say(f"attribution  effects of the changes of {trial:04d}: {', '.join(sorted(knobs))}{time}")
         else:
-            _say(f"attribution  {trial:04d} without the changes that seem to have no effect{time}")
+            _say(f"attribution  measures {trial:04d} without the changes that seem to have no effect{time}")
 
     def notice(self, message: str) -> None:
         """Prints one line."""

@@ -94,7 +94,8 @@ class TierFinals:
                 self.decisions[found.number] = self._judged(found, pairs)
 
     def _judged(self, found: TrialRecord, pairs: list[Pair]) -> Decision:
-        # The rounds of other tiers are left out, so that a resumed study, which has all of them, judges as it did before.
+        # The noise is estimated without the rounds of other tiers. When this tier was first judged, the tiers after it were not
+        # measured yet. A resumed study has their rounds, but must reach the same decision.
         session, records = self._session, self._session.records
         own = {record.round for record in records if record.why == TIERS and record.repeats == found.number}
         rounds = rounds_of([record for record in records if record.why != TIERS or record.round in own])

@@ -1,4 +1,4 @@
-"""Determines what kernels, runtime calls and operators do from the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen use.
+"""Classifies kernels, runtime calls and operators by their names, as Kineto, CUPTI, cuBLAS, cuDNN and ATen write them.
 
 What cannot be seen from a kernel's name or from the operator that launched it is unknown, and reports show it as unknown.
 """
@@ -24,9 +24,11 @@ COMPILE = re.compile(r"\(dynamo_timed\)|^_compile\.|^TORCHDYNAMO$|entire_frame_c
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
+# cuBLAS's nvjet kernels: the first letter is the type of the inputs (h: fp16, o: fp4, q: fp8, t: bf16). The letters after it
+# are the types of sums and outputs.
 _NAMED_16 = re.compile(
     r"bf16|bfloat16|fp16|(?<![a-z0-9])f16|f16f16|half|hgemm|hmma|h884|h1688|h16816|fp8|e4m3|e5m2|_f16|flash_(fwd|bwd)|"
-    r"nvjet_(sm\d+_)?[hoqt]",  # cuBLAS: the letters are the types of the inputs (fp16, fp4, fp8, bf16), of sums and outputs
+    r"nvjet_(sm\d+_)?[hoqt]",
     re.IGNORECASE,
 )
 _NAMED_32 = re.compile(r"sgemm|s1688|dgemm|f32f32|tf32|tfloat32|\bfloat\b|\bdouble\b|fp32|scudnn|_f32|cgemm", re.IGNORECASE)
@@ -94,7 +96,7 @@ def phase_of_range(name: str) -> int:
 
 @lru_cache(maxsize=100_000)
 def operator_kind(name: str) -> str:
-    """Returns what an operator does: a member of OPERATOR_KINDS; `CUSTOM` if it is not ATen's and no rule fits."""
+    """Returns an operator's kind, a member of OPERATOR_KINDS; `CUSTOM` if the operator is not ATen's and matches no pattern."""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), CUSTOM)
 
 

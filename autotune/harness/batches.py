@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from . import members
 
 NUM_COMPARED = 16  # number of batches whose shapes are compared with the number of samples that the sampler requested
-MOST_SHORT = 3  # if more than this many first batches are smaller than requested, shapes never give the count
+MOST_SHORT = 3  # if more first batches than this are smaller than requested, the sampler's number is always the count
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
 MAX_NODES = 64  # nodes of an input's autograd graph that are searched for parameters
@@ -37,7 +37,7 @@ class BatchSizeProbe:
         self.is_active = True
 
     def begin(self) -> None:
-        """Forgets what was recorded: in each epoch with persistent workers, torch iterates over the sampler again."""
+        """Forgets the last epoch's sizes: with persistent workers, an iterator and its probe serve several epochs."""
         self.asked.clear()
 
     def note(self, indices: Any) -> None:
@@ -193,9 +193,10 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, `count` looks for a dimension of this size in the first tensor of each call. Once
-    there is one, it gives the number of samples of all later calls. Before that, a call whose leading dimension is a multiple
-    of the batch size is taken as a part of one batch, together with all such calls up to the next backward pass. Any other call
-    counts by its leading dimension. If the command line gives no batch size:
+    a call has such a dimension, this dimension gives the number of samples of all later calls. Before that, if the leading
+    dimension of a call is a multiple of the batch size, each sample probably has several rows in it. One batch may then be
+    split over several calls, so all such calls up to the next backward pass count together as one batch. Any other call counts
+    by its leading dimension. If the command line gives no batch size:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
@@ -249,7 +250,7 @@ class CallSizes:
         if asked in shape:
             self._dimension = shape.index(asked)
             return float(asked)
-        if shape[0] % asked == 0:  # the rows of all samples are in one dimension, and may be split over several calls
+        if shape[0] % asked == 0:  # each sample has several rows; a batch may be split over several calls
             self.continues = True
             return float(asked)
         self.odd_shape = shape

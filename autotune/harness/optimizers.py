@@ -31,7 +31,7 @@ from .patches import patches
 # each iteration.
 SILENT_STEPS = 64
 # Once a step has evaluated its closure this often, each further evaluation counts as a step: the whole training may be a
-# single step of LBFGS (max_iter=50000). By default, LBFGS makes at most 25.
+# single step of LBFGS (max_iter=50000). With its default options, a step of LBFGS makes at most 25 evaluations.
 MANY_EVALUATIONS = 32
 EVALUATIONS = "evaluations of the optimizer's closure, because a single step has many"
 ADDED_TOGETHER = 32  # number of `found_inf` tensors that are kept before they are added up on the device
@@ -85,13 +85,16 @@ class OptimizerWatch:
         self._counted: Optional[Any] = None
         self._counted_steps = 0
         self._steps_of_others: Dict[int, int] = {}  # id of another optimizer -> its steps since the counted one stepped
-        # Weak references to the first parameter that the counted optimizer held in the steps that count, and in its last step.
-        self._part: Any = nothing
-        self._last_part: Any = nothing
+        # For `_is_first_part`. Weak references to the first parameter in the counted optimizer's groups:
+        self._part: Any = nothing  # in the steps that count
+        self._last_part: Any = nothing  # in the last step
         self.is_in_parts = False  # whether each step of the counted optimizer updates only some of its parameters
-        self._short: Any = None  # the counted optimizer's short hook (`Session.plain_step_hook`); None if it has the full hooks
+        # The short hook is a faster replacement of `_before` and `_after` (see `settle`). This is the one that the counted
+        # optimizer has; None if the optimizer has `_before` and `_after`, the full hooks.
+        self._short: Any = None
         self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs; whether it has stepped the optimizer
-        self.is_stepping = self.is_uninstalled = False
+        self.is_stepping = False
+        self.is_uninstalled = False  # whether `uninstall` was called
         self._num_left_out = 0  # number of steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip
         self._num_skipped_before = 0  # skipped steps when the window opened
@@ -138,9 +141,10 @@ class OptimizerWatch:
             hooks = getattr(optimizer, "_optimizer_step_post_hooks", {})
             if not is_enabled(scaler) or (self.is_uninstalled and _left_alone in hooks.values()):
                 return step(scaler, optimizer, *args, **kwargs)
-            self.settle(is_uninstalled=False)
-            # The scaler passes its scale to an optimizer that is fused now. An optimizer that is then made non-fused would fail
-            # in its step. So the knob for the implementation is set first.
+            self.settle(is_short=False)
+            # The scaler passes its scale only to a fused optimizer. The knob for the implementation may make the optimizer
+            # non-fused, and a non-fused optimizer that has been passed a scale fails in its step. So the knob is set before the
+            # scaler's step, not in the hook `_before`, which runs after the scale has been passed.
             if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
                 self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
@@ -201,32 +205,33 @@ class OptimizerWatch:
         if id(optimizer) not in self._evaluators:
             self._count(optimizer)
 
-    def settle(self, *, is_uninstalled: bool) -> None:
-        """Gives the counted optimizer the short hook if `is_uninstalled`, else its full hooks again; see `Session._look`.
+    def settle(self, *, is_short: bool) -> None:
+        """Gives the counted optimizer the short hook if `is_short`, else its full hooks (`_before` and `_after`).
 
-        The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
-        optimizer once, and to recognise a closure's forward calls while forward calls are counted.
+        The short hook is `Session.plain_step_hook`. It runs after a step and counts the step in fewer calls than `_after`,
+        which it replaces. `_before` is removed: it is needed only to prepare an optimizer once, and to recognise a closure's
+        forward calls while forward calls are counted.
         """
         optimizer = self.counted()
-        if is_uninstalled == (self._short is not None):
+        if is_short == (self._short is not None):
             return
         if optimizer is None:
             self._short = None
             return
-        if is_uninstalled and _has_inner_steps(optimizer):
+        if is_short and _has_inner_steps(optimizer):
             return  # the short hook would count the inner steps
         before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-        if is_uninstalled:
-            own, short = self._after, self._context.plain_step_hook(self._after)
+        if is_short:
+            old, new = self._after, self._context.plain_step_hook(self._after)
             for number in [number for number, hook in before.items() if hook == self._before]:
                 del before[number]
         else:
-            own, short = self._short, self._after
+            old, new = self._short, self._after
             Optimizer.register_step_pre_hook(optimizer, self._before)
         for number, hook in after.items():
-            if hook == own:
-                after[number] = short
-        self._short = short if is_uninstalled else None
+            if hook == old:
+                after[number] = new
+        self._short = new if is_short else None
 
     # The compiler must not trace our hooks when a program compiles its optimizer's step.
     _before._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -261,7 +266,7 @@ class OptimizerWatch:
             self._counted_steps, self._steps_of_others = self._context.num_steps, {}
         num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1
         if num >= SILENT_STEPS or counted is None:
-            self.settle(is_uninstalled=False)
+            self.settle(is_short=False)
             self._counted = weakref.ref(optimizer)  # the program has built a new optimizer, and may still hold the old one
             self._steps_of_others, self._part = {}, nothing
 
@@ -273,7 +278,8 @@ class OptimizerWatch:
         """
         groups = members.attribute(optimizer, "param_groups", ())
         first = next((each for group in groups for each in group["params"][:1]), None)
-        if first is None or members.is_swapped(first):  # a weak reference would prevent the swap
+        if first is None or members.is_swapped(first):
+            # Torch changes such a parameter by swapping its contents, and refuses that if a weak reference to it exists.
             return True
         part, last, self._last_part = self._part(), self._last_part(), weakref.ref(first)
         if part is None or first is last:  # the program may have replaced its parameters

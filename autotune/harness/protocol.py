@@ -13,12 +13,15 @@ stored document contains the number of its `schema`. So far, there is only schem
     explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
     explained.*.json      harness -> tuner   results of a pass, see explain/documents.py; trace.rank<R>.json.gz is the trace
     peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py; their
-                                             stop.json is {"span", "pids"}
+                                             stop.json is {"span", "pids"}: begin and end of the time that the processes
+                                             measured together, and their process ids
     loader<K>.<P>.bin     worker -> harness  counters of each worker of the K-th DataLoader of process P, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
     own.txt               keeper -> harness  files and folders made by earlier trials, which each trial may change; same format
     spared.txt            harness -> keeper  the user's files that the harness has kept the program from changing; same format
     made.txt              harness -> keeper  new files that the program starts to save, and folders that it makes; same format
+
+The keeper is a separate process that protects the user's files from a study's trials.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ SCHEMA = 1
 # Path of spec.json; the harness starts only if this variable is set. In mode "apply" it contains the spec itself as JSON: no
 # folder is needed, no file is left behind, and every rank on every node that inherits the environment can read it.
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
-# JSON: a copy of the variables that keep a trial's records out of the user's accounts and servers. The copy is made when the
-# trial begins, because the program may change the variables before it starts its ranks.
+# JSON: a copy of the variables that keep what a trial logs to trackers (W&B, MLflow) out of the user's accounts and servers.
+# The copy is made when the trial begins, because the program may change the variables before it starts its ranks.
 RECORDS_VARIABLE = "AUTOTUNE_RECORDS"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
@@ -120,10 +123,13 @@ class MeasureRules:
 
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
-    warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
+    # A block is a group of consecutive steps. Its rate is its samples divided by its seconds.
+    warmup_mean_frac: float = 0.03  # the rates of the last two blocks of warm-up may differ by at most this share
     warmup_quartile_frac: float = 0.05  # each quartile of the step times of these two blocks may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
-    drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
+    # While the loader's queue of batches drains, the rate is higher than the loader can sustain. So the window opens only once
+    # the queue has drained, at most this much later. It does not wait for slower queues, which change the rate little.
+    drain_max_s: float = 5.0
     # A trial is not steady if step times change by more than this share over two windows. The second one is measured only if
     # the first looks unsteady.
     trend_frac: float = 0.05
@@ -139,7 +145,8 @@ class MeasureRules:
     cycles_max_s: float = 60.0  # longest window if steps come in cycles and the window does not yet hold enough of them
     half_width_frac: float = 0.03  # stop once the 95 % half-width, from the blocks' spread, is at most this share of the mean
     # A trial that may be the best so far is measured more precisely. An interval a third as wide takes nine times as many
-    # blocks, so such a trial has its own time limit. After this limit, the finals decide.
+    # blocks, so such a trial has its own time limit. After this limit, `half_width_frac` is enough, and the finals measure
+    # which of the best trials is the fastest.
     promoted_half_width_frac: float = 0.01
     promoted_max_s: float = 8.0
     # Shortest window that `Spec.race_below_per_s` may end. A shorter window does not show whether it was disturbed.
@@ -166,7 +173,7 @@ class Spec:
         seed: seed set for random, numpy and torch before the program runs; None leaves them unseeded.
         max_steps: in mode "parity", the number of optimizer steps.
         max_s: in mode "parity", the run ends once this many seconds have passed since the first step, but not before 8 steps;
-            None for no limit. In mode "explain", seconds of the pass "lines"; None for 5.
+            None for no limit. In mode "explain", the length of the pass "lines" in seconds; None for the default, 5 s.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
@@ -182,9 +189,10 @@ class Spec:
         explain: in mode "explain", which pass is made: one of `explain.documents.PASSES`.
         skipped: stages of the loader, and functions of the program, that are skipped to measure what they cost; see
             explain/skipping.py.
-        host, boot_id, epoch_s: name of the machine that launches the trial, the kernel's id of its last start, and when its
-            monotonic clock was 0, in seconds since the epoch. `clock_offset_s` uses them, because ranks on other nodes have
-            other clocks. "", "" and None in a real run.
+        host: name of the machine that launches the trial; "" in a real run.
+        boot_id: the id that this machine's kernel got when the machine was last started; "" in a real run.
+        epoch_s: when this machine's monotonic clock was 0, in seconds since the epoch; None in a real run. `clock_offset_s`
+            uses it and `boot_id`, because ranks on other nodes have other clocks.
     """
 
     trial: int
@@ -283,15 +291,17 @@ class RankResult:
             packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
             unit comes from.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is in
-            seconds since the first step ended, without steps that `CudaClock` leaves out; `wait_s` is host seconds inside the
-            loader's __next__. With `is_at_own_pace`, "origin_s" is when the first step ended, monotonic clock.
+            seconds since the first step ended. Steps that a GPU's clock drops when the window opens are absent, and so is their
+            time (`CudaClock.open_window`). `wait_s` is host seconds inside the loader's __next__. With `is_at_own_pace`,
+            "origin_s" is when the first step ended, monotonic clock.
         window: the measured window; None if the trial did not reach it.
         throughput_per_s: the rank's throughput: its rate once the loader's queued batches are used up (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
-            regime, where the workers slow the device's steps down. If, in a training on the CPU, another thread fetches the
-            batches, the steps' waits for it cannot be seen. D is then known only if the loader is far faster than the steps.
+            regime, where the workers slow the device's steps down. In a training on the CPU, another thread of the program may
+            fetch the batches. The steps' waits for this thread cannot be seen, so D is then unknown, too, unless the loader is
+            far faster than the steps.
         loader_rate_per_s: L, the rate that the loader can sustain; None without a loader.
         memory: {"kind": "cuda"|"cpu", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None
             for unknown values. The allocator's retries are those since the window opened.

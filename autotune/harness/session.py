@@ -239,7 +239,7 @@ class Session(TrialContext):
         is_usual = optimizers.scaler is None and not optimizers.is_in_parts
         is_settled = not self.modules.is_looking and is_usual and self.num_steps > self._eager_steps
         self._is_plain = is_alone and is_settled
-        optimizers.settle(is_uninstalled=self._is_plain and not self.modules.is_counting)
+        optimizers.settle(is_short=self._is_plain and not self.modules.is_counting)
         if self.explained is not None:
             self.explained.look()
             self.window.is_full = self.explained.is_over

@@ -41,8 +41,9 @@ def cancel(jobs: set[str]) -> bool:
 
     srun tells the controller that its job is over. If the controller does not answer at that moment, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there. So a job stays in the set until the controller has
-    accepted its end. Other errors of scancel, such as "Protocol authentication error", do not remove it. If the controller does
-    not answer for one job, the remaining jobs are not tried and stay in the set.
+    accepted its end. An error of scancel that does not say that the job is over (OVER), such as "Protocol authentication
+    error", leaves the job in the set. If the controller does not answer for one job, the remaining jobs are not tried and stay
+    in the set.
     """
     for job in sorted(jobs):
         try:
@@ -103,14 +104,17 @@ class LeftJobs:
 
 
 def mark(note: Path) -> None:
-    """Marks the note of a lost job, so that `settle` keeps the note for SAVED_S."""
+    """Marks the note of a lost job, so that `settle` keeps the note for SAVED_S.
+
+    A job is lost if the tuner was killed, srun ended or the connection to the node broke before the tuner ended the job.
+    """
     with contextlib.suppress(OSError):
         if not is_marked(note):
             note.write_bytes(b"lost\n")
 
 
 def is_marked(note: Path) -> bool:
-    """Whether the note's job was lost."""
+    """Whether `mark` has marked the note: its job is lost."""
     return note.stat().st_size > 0
 
 
@@ -146,7 +150,7 @@ def cancel_left(runs_dir: Path) -> list[str]:
         names = ",".join(unchecked)
         lines.append(
             f"Slurm has not said whether jobs of earlier autotunes are over: {names}. They may hold nodes. When Slurm answers, "
-            f"`squeue --name={names}` lists those that do: end them with scancel."
+            f"`squeue --name={names}` lists the jobs that are not over: end them with scancel."
         )
     return lines
 

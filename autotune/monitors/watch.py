@@ -141,7 +141,7 @@ class MachineWatch:
         return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the window, by name for the tracker. The peak of device memory is the one since `before`."""
+        """Returns the window's metrics, named as in the tracker. Device memory: the peak since the last call of `before()`."""
         cpu = self._use.metrics() if self._use else {}
         device = self._device.metrics()
         if self._is_own_seen:
@@ -149,7 +149,7 @@ class MachineWatch:
         return {**device, **(self._host_metrics or self._host.metrics()), **cpu}
 
     def used_frac(self) -> float | None:
-        """Returns the largest share of the device's memory seen in use since `before`; None when unknown."""
+        """Returns the largest share of the device's memory in use since the last call of `before()`; None when unknown."""
         return self._device.memory_used_frac()
 
     def close(self) -> None:
@@ -169,7 +169,8 @@ class MachineWatch:
     def _look_at_sharers(self) -> None:
         """Notes foreign processes on the device. They count only if NVML also lists a process of the trial.
 
-        If it does not, NVML's process ids are probably the host's, and mean nothing in this container.
+        If NVML lists no process of the trial, autotune probably runs in a container in which NVML shows the host's process ids.
+        Such ids cannot be compared with the container's own process ids.
         """
         found = self._device.compute_processes()
         if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started after the window opened

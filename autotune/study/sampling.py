@@ -15,7 +15,9 @@ from autotune.trials.session import Session
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 MOST_KNOWN = 20_000  # when this many full configurations are cached, the cache is emptied
 GPU_THREADS_FRAC = 0.25  # assumed effect of the host's threads on a step on a GPU, relative to their effect on a step on a CPU
-USUAL_SPREAD = 0.3  # `Knob.usual_spread` of a knob is passed to the sampler as a multiple of this
+# `Knob.usual_spread` says how much the logarithm of the rate usually varies with a knob's values. The sampler gets it as a
+# multiple of this number, the value of most knobs.
+USUAL_SPREAD = 0.3
 
 
 def machine_of(session: Session) -> Machine:

@@ -19,7 +19,7 @@ from autotune.machine.visible import visible_devices
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
-ANYWHERE = HostContext(num_cores=8)  # an assumed machine: `_may_be_active` tries the values of its domains
+ANYWHERE = HostContext(num_cores=8)  # an assumed machine, for which `_may_be_active` lists the values that each knob can have
 
 
 def launch(
@@ -53,7 +53,8 @@ def launch(
         env: further variables; variables of the user and of knobs take precedence.
         total_s: wall time the program may take; None for no overall limit.
         warm: modules that a warm start has imported; () for a fresh start.
-        is_warm_whole: whether the warm start must have imported all of them; if it cannot, the trial starts fresh.
+        is_warm_whole: whether only a warm start with all modules in `warm` will do. If it is not possible, the trial starts
+            fresh. If False, a warm start with only the modules in `OF_TORCH` (launchers/base.py) is allowed, too.
         number: the trial's number.
         spec: further fields of the harness's Spec.
     """
@@ -86,10 +87,13 @@ def launch(
 
 
 def _kind(kind: str, machine: dict[str, Any], *, is_here: bool) -> str:
-    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU, so that a memory limit is not applied to the host.
+    """Returns `device.kind`; "cuda" for "auto" on a machine with a GPU.
 
-    If the trial runs on another machine (not `is_here`), that machine has named the GPUs that the trial may use. Then this
-    process's CUDA_VISIBLE_DEVICES does not count: a login node may hide all GPUs.
+    With "auto", the harness would apply a memory limit to the host's memory: it does so when torch is imported, before it can
+    see that the program trains on the GPU.
+
+    If the trial runs on another machine (not `is_here`), `machine` describes that machine and lists only the GPUs that the
+    trial may use. CUDA_VISIBLE_DEVICES of this process is then ignored, because a login node may hide all GPUs.
     """
     has_gpu = bool(machine.get("gpus")) and not (is_here and visible_devices(os.environ) == [])
     return "cuda" if kind == "auto" and has_gpu else kind

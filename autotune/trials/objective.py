@@ -128,13 +128,17 @@ class Goal:
         elif COST in self.names and self.epoch_samples is None:
             do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."
             problems.append(
-                f"study.samples: objective={COST} needs the length of an epoch, which is not known from the program's loader, "
-                f"got nothing. {do}"
+                f"study.samples: objective={COST} needs the length of an epoch, which is not set. It is not known from the "
+                f"program's loader either. {do}"
             )
         elif unknown := [name for name in self.names if name not in record.objectives]:
             problems.append(f"objective: could not be measured in the baseline, got {unknown[0]}. Give another objective.")
         unread = [key for key in self.limits if self._used(key, record, None) is None]
-        problems += [f"{key}: could not be read in the baseline, got {self.limits[key]:g}. Leave it out." for key in unread]
+        problems += [
+            f"{key}: this limit cannot be checked, because what it limits could not be measured in the baseline, "
+            f"got {self.limits[key]:g}. Leave the limit out."
+            for key in unread
+        ]
         if problems:
             raise BadInput(problems)
 
@@ -260,7 +264,8 @@ def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
     """Returns the energy per sample over all devices, assuming that each draws the mean power of the watched devices."""
-    # One rank's power divided by its rate. With equal ranks, the sum of powers divided by the sum of rates is the same.
+    # This metric is one rank's power divided by its rate. If all ranks have the same power and rate, it is also the energy per
+    # sample of all ranks together.
     per_rank_j = record.metrics.get("gpu.energy_per_sample_j")
     if per_rank_j is not None:
         return per_rank_j

@@ -169,7 +169,7 @@ def test_attribution_is_shown_as_a_separate_phase(folder, screen, capsys):
     screen.view.attribution_started(5, ["precision.amp", "env.A"], 90.0)
     assert "attribution: the effect of each change" in screen.text.getvalue()
     screen.view.attribution_started(5, [], 90.0)
-    assert "attribution: trial 0005 without the changes" in screen.text.getvalue()
+    assert "attribution: measures trial 0005 without the changes" in screen.text.getvalue()
     screen.view.trial_started(9, Kind.attribution, {"precision.amp": "bf16"}, "trial 5 without env.A")
     assert "attribution: " in "\n".join(screen.footer())
     PlainLines(folder.path).attribution_started(5, ["precision.amp", "env.A"], 90.0)

@@ -56,8 +56,8 @@ RULES: dict[str, Rule] = {
     "page faults": memory.page_faults,
     debugging.ANOMALY: debugging.anomaly_detection,
 }
-# Causes that are, or may be, in the input itself. All other causes are in the work of the step. Removing them gains less if the
-# loader limits the rate.
+# Causes that are, or may be, in the input itself. All other causes are in the work of the step. If the loader limits the rate,
+# removing a cause in the work of the step gains less.
 OF_INPUT = {*pipeline.CAUSES, restarts.CAUSE, "rank skew"}
 
 
@@ -75,8 +75,9 @@ def found(evidence: Evidence) -> list[Finding]:
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Returns the findings whose middle gain is LEAST_GAIN or more, sorted by the mean of the middle and the lower end.
 
-    The middle alone would put a wild guess first. The lower end alone would put 40 % [1, 123] after 9 % [5, 13], although the
-    finding with 40 % may gain far more, and hardly less. A lower end below 0 counts as 0.
+    The middle alone would put a wild guess first. The lower end alone would put 40 % [1, 123] after 9 % [5, 13]. But at best,
+    the first finding gains 123 % and the second only 13 %. At worst, the first gains 1 % and the second 5 %, hardly more. A
+    lower end below 0 counts as 0.
     """
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
     return sorted(kept, key=lambda one: -(one.gain.mid + max(0.0, one.gain.low)))

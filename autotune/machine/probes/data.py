@@ -151,7 +151,9 @@ def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
         while total < MAX_FILE_BYTES:
             got = os.readv(descriptor, [buffer])
             total += got
-            if got < len(buffer):  # end of file; O_DIRECT could not read on, as the offset is no longer aligned
+            # A short read means the end of the file. Reading again to confirm this would fail with O_DIRECT, because the offset
+            # is no longer aligned.
+            if got < len(buffer):
                 break
         return total
     finally:
