@@ -76,9 +76,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: a number of samples. If time_for_samples is an objective, also one of several: the length of the real
-            training. If cost_per_epoch is an objective and time_for_samples is not: the length of an epoch, needed only if
-            the program's loader has no length.
+        samples: length of the real training in samples, if time_for_samples is the objective or one of several objectives.
+            Otherwise, length of an epoch in samples for cost_per_epoch, needed only if the program's loader has no length.
         budget: when the study ends.
     """
 

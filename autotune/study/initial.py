@@ -28,8 +28,8 @@ FITS_FRAC = 0.97
 # as fast as now. A loader with workers is fast enough if it is BESIDE_TIMES times as fast as such a step. A loader without
 # workers must be ALONE_TIMES times as fast as such a step, since step and loader take turns.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
-# On a CPU, a configuration with loader workers is tried before one without only if its log rate is predicted to be higher by at
-# least this.
+# On a CPU, a configuration with loader workers is tried before one without only if the natural logarithm of its rate is
+# predicted to be higher by at least this.
 WORKERS_GAIN = 0.03
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
 EXPERT, EARLIER, LATE = "expert", "earlier", "late"  # origins of proposals; see TrialRecord.origin

@@ -28,7 +28,7 @@ class Rules:
         is_open: whether a configuration is new and fits the rest of the budget.
         may_win: whether a measured configuration may still win; False if it was ruled out later.
         expected_s: expected seconds of a trial.
-        costly: {knob: value without a compilation}, for each knob with values that must be compiled.
+        costly: {knob: its value that needs no compilation}, for each knob with values that need one.
         gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not listed.
         spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not listed.
         ladders: {knob: (its values, its `Levelled.step`)}. The values are in an order such as (off, default, maximum),
