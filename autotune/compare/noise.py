@@ -28,8 +28,8 @@ OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be
 # 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
 # Replaces UNKNOWN_NOISE if the GPU sets the pace. On an H200, three processes of GPT-2 small differed by 0.1 % in one
-# configuration and by 0.3 % in another. If the GPU waits for its host or for input, rates vary as much as on a CPU. On a
-# CPU, processes differed by 3.9 %.
+# configuration and by 0.3 % in another. If the GPU waits for its host or for input, rates vary as much as on a CPU
+# (measured: by 3.9 %).
 BUSY_GPU_NOISE = Noise(spread=0.01, freedom=2.0)
 BUSY_GPU_FRAC = 0.95  # a GPU sets the pace if a kernel runs for at least this share of the time
 
