@@ -75,5 +75,5 @@ def env_knob(name: str) -> Knob:
             "LD_PRELOAD), name only one of the two; the other is then not searched."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
-        hurts="A variable may change what is trained, say the batch size. Only a comparison of losses can then reject its value.",
+        hurts="A variable may change what is trained, say the batch size. Only the comparison of losses can then reject it.",
     )
