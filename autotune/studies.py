@@ -153,7 +153,7 @@ def around(path: Path) -> StudyFolder | None:
     if place is None:
         return None
     typed = place if path.is_absolute() else Path(os.path.relpath(place))
-    return StudyFolder(typed if typed.name == place.name else place)  # a study's name is never ".."
+    return StudyFolder(typed if typed.name == place.name else place)  # a relative path can end in "..", the name cannot
 
 
 def _there_are(name: str, there: Iterable[StudyFolder]) -> str:

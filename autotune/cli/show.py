@@ -86,7 +86,7 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
 
 
 def _table(rows: list[dict[str, Any]], width: int | None) -> Lines | Table:
-    """Returns a table of studies. A table whose rows each fit on one line is made without rich, which is far slower."""
+    """Returns a table of studies. If each row fits on one line, does not use rich, because rich is far slower."""
     names = list(COLUMNS) if width is None else _fitting(rows, width)
     cells = [[_cell(row, name) for name in names] for row in rows]
     lines = Lines(names, cells)

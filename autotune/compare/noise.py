@@ -2,8 +2,9 @@
 
 The finals measure the baseline and the winner in pairs. An interval that is computed from two or three pairs alone is very
 wide. But other measurements of a study also show the spread: the rounds that choose the winner, the ablation rounds, and the
-search. The search counts as one more round of the configurations that were measured again. Earlier studies on the same machine
-add evidence, too. All evidence is pooled, weighted by degrees of freedom.
+search. A round measures several configurations once. The search is treated as one more round, in which the configurations of
+the other rounds were measured. Earlier studies on the same machine add evidence, too. All evidence is pooled, weighted by
+degrees of freedom.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from autotune.trials.configurations import SEARCHED, configuration_key
 from autotune.trials.health import ACCEPTED
 
 # Limits on the degrees of freedom that evidence may add.
-MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs have 7, so their spread counts more
+# For this study's rounds except the pairs. Eight pairs have 7 degrees of freedom, so the spread of the pairs has more weight.
+MAX_FREEDOM = 6.0
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
 # Used in plans and estimates until a configuration has been measured twice, but never in the verdict. Development machines had
 # 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
 # Replaces UNKNOWN_NOISE if the GPU sets the pace. On an H200, three processes of GPT-2 small differed by 0.1 % in one
-# configuration and by 0.3 % in another. If the GPU waits for its host or for input, rates vary as much as on a CPU (there, by
-# 3.9 %).
+# configuration and by 0.3 % in another. If the GPU waits for its host or for input, rates vary as much as on a CPU
+# (measured: by 3.9 %).
 BUSY_GPU_NOISE = Noise(spread=0.01, freedom=2.0)
 BUSY_GPU_FRAC = 0.95  # a GPU sets the pace if a kernel runs for at least this share of the time
 
@@ -37,10 +39,11 @@ Round = Mapping[Hashable, float]
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
-    A measurement that may not win (unsteady, or of a configuration that violates a constraint) counts here as it does in the
-    pairs of the verdict. The search counts as one round of the configurations that were measured again. Its measurements are
-    shorter, so they tend to increase the estimated spread. If the study accepted a disturbance during the search, only later
-    rates of the search count, because earlier ones are not comparable.
+    The rounds of finals and ablation include measurements that may not win (unsteady, or of a configuration that violates a
+    constraint), because the pairs of the verdict include them, too. The search is one round of the configurations that were
+    measured again. Its measurements are shorter, so they tend to increase the estimated spread. If the study accepted a
+    disturbance of the machine (`health.Level`) during the search, this round has only the later rates, because earlier rates
+    are not comparable.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:
@@ -53,14 +56,14 @@ def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     for record in first:
         arm = configuration_key(record.changed)
         if record.number >= since and record.score and record.outcome.may_win and arm in again:
-            searched[arm] = record.score  # replaces an earlier rate, which was in doubt
+            searched[arm] = record.score  # replaces an earlier rate: only a doubtful rate is measured again
     return [measured for measured in (searched, *found.values()) if len(measured) > 1]
 
 
 def comparable_since(records: Sequence[TrialRecord]) -> int:
     """Returns the number of the first trial whose rate is comparable with the rates of all later search trials; 0 if all are.
 
-    Rates from before and after the moment at which the study accepted a disturbance are not comparable (see `health.Level`).
+    From the moment at which a study accepts a disturbance (see `health.Level`), rates are not comparable with earlier rates.
     """
     return max((record.number for record in records if record.kind in SEARCHED and record.evidence.get(ACCEPTED)), default=0)
 

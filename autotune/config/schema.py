@@ -76,8 +76,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: for time_for_samples, the length of the real training in samples. For cost_per_epoch without
-            time_for_samples, the length of an epoch in samples; needed only if the program's loader has no length.
+        samples: length of the real training in samples, if time_for_samples is the objective or one of several objectives.
+            Otherwise, length of an epoch in samples for cost_per_epoch, needed only if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -217,9 +217,9 @@ class DeviceOptions:
 
     Attributes:
         kind: auto (cuda if there is a CUDA device, else cpu), cuda or cpu.
-        index: number of the CUDA device, among the visible ones if CUDA_VISIBLE_DEVICES is set, else in the order of
-            nvidia-smi (or of CUDA_DEVICE_ORDER if it is set). If it is 0 and CUDA_VISIBLE_DEVICES is not set, trials train on
-            the GPU that CUDA itself puts first, usually the fastest.
+        index: number of the CUDA device. If CUDA_VISIBLE_DEVICES is set, it is a position in that list. Otherwise, index=0 is
+            the GPU that CUDA itself puts first, usually the fastest, and a higher index counts in the order of nvidia-smi (or
+            of CUDA_DEVICE_ORDER if that is set).
         memory_limit: memory that each process may use: bytes, "8GiB" or a fraction of the device's memory between 0 and 1;
             null for no limit.
     """
@@ -322,15 +322,16 @@ class MeasureOptions:
     """How long to measure, and how long to wait.
 
     Attributes:
-        screening: warm-up and stopping rules of baseline and search trials. A measuring window takes at most a thirtieth of
-            the budget or twice `min_s`, whichever is longer. If steps come in cycles, a window may take a quarter of the
-            budget, but no more than `cycles_max_s`.
+        screening: warm-up and stopping rules of baseline and search trials. Also limits a measuring window to a thirtieth of
+            the budget, or to twice `min_s` if that is longer. If steps come in cycles, the limit is a quarter of the budget,
+            but never more than `cycles_max_s`.
         finals: stricter warm-up and stopping rules, for the finals.
-        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far in its
-            tier and the lower tiers. Has an effect only if the objective depends on the rate alone.
+        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far. This
+            is the best rate of all trials of its tier and of lower tiers. Has an effect only if the objective depends on the
+            rate alone.
         quiet: whether a disturbed trial (other programs on its cores or device, an overheated device) is repeated. A trial that
-            is disturbed again gets no rate, unless the machine is never quiet. false only notes the disturbance and keeps the
-            rate.
+            is disturbed again gets no rate. If the machine never gets quiet, the study accepts its usual disturbance and keeps
+            the rates. With false, a disturbance is only noted, and the rate is kept.
         start_s: limit from launch to the first batch, seconds.
         compile_s: limit of the compile phase, seconds.
         step_s: limit of one step, seconds. A trial without progress for this long, after its start and outside compilation,
@@ -356,7 +357,8 @@ class ParityOptions:
         steps: number of optimizer steps, counted from the first, whose losses are compared with the baseline's. Both runs use
             the same seed and batches. If the steps take longer than 20 s or 3 % of the budget, fewer are compared. 0 for no
             comparison.
-        tolerance: by what fraction the loss may be worse than the baseline's. The first loss may differ by three times as much.
+        tolerance: by what fraction the loss may be worse than the baseline's. The first loss may be better or worse by three
+            times this fraction.
     """
 
     steps: int = 40
@@ -387,8 +389,8 @@ class ExplainOptions:
 
     Attributes:
         auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
-            This takes at most a tenth of the study's time. For the best, measurements may also take the time that is left at
-            the end. `autotune explain` explains a study at any later time.
+            This takes at most a tenth of the study's time. Measurements of the best configuration may take longer: all of the
+            budget that is left. `autotune explain` explains a study at any later time.
     """
 
     auto: bool = True

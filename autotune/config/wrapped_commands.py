@@ -123,7 +123,7 @@ def program_of(command: list[str]) -> Program:
 def spread_by(command: Sequence[str]) -> str:
     """Returns the starter and the option by which a command starts processes on other machines, "mpirun -H"; "" if none.
 
-    srun is left out, even if DeepSpeed calls it, because it passes the environment on.
+    These processes rarely inherit the environment. Processes of srun do. So srun is left out, also where DeepSpeed calls srun.
     """
     at = next((at for at, word in enumerate(command) if Path(word).name in SPREADERS), None)
     if at is None:

@@ -28,7 +28,7 @@ COLUMNS = {
     "rank": "rank of the process", "device": "name of the device",
     "step_s": "seconds of a step, without a profiler if possible",
     "dtype": "dtype of most of the matrix work; tf32 if most products of float32 round to it", "flops": "FLOPs of a step",
-    "flops_from": "source of flops: memory (counted by that pass) or trace (computed from shapes)",
+    "flops_from": "source of flops: memory (the memory pass counted them) or trace (computed from the shapes in a trace)",
     "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs per second",
     "bytes_per_s": "bytes per second", "peak_flops_per_s": "peak of the device in this dtype",
     "peak_bytes_per_s": "peak of the device's memory", "peak_source": "data sheet, or measured",
@@ -37,7 +37,7 @@ COLUMNS = {
     "bound": "what bounds the step: host if the device is idle for most of it, else compute or memory, by the device's peaks",
     "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
     "busy_frac": "share of the step in which the device computes, communicates or copies",
-    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; for 16-bit products, kernels with unclear names count",
+    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; includes kernels of 16-bit products with unclear names",
 }  # fmt: skip
 
 

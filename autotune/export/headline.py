@@ -25,7 +25,7 @@ def headline(claimed: Claimed, hidden: Knobs, held: Knobs) -> list[str]:
     Args:
         claimed: the exported configuration.
         hidden: knobs whose values are secret.
-        held: {"step.accumulation": N} that keeps the global batch constant; {} if it is not exported.
+        held: {"step.accumulation": N} that keeps the global batch constant; {} if accumulation is not exported.
     """
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
     scope = f" up to tier {claimed.tier}" if claimed.tier else ""

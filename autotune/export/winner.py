@@ -31,8 +31,9 @@ class Winner:
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
-            num_workers=0. Its step.accumulation counts all batches of a step: autotune's value times the program's own,
-            because another tool's setting replaces the program's own accumulation instead of multiplying it.
+            num_workers=0. step.accumulation in `active` is the number of batches of a step: autotune's value times the number
+            of batches that the program itself accumulates. A tool such as Lightning or DeepSpeed uses the
+            exported value instead of the program's own accumulation, so the value must be this product.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
             the trial added; {} otherwise. best.yaml omits it: in `autotune apply`, the harness makes this choice again.
         full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.

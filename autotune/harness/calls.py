@@ -43,7 +43,8 @@ class Calls:
 
     Attributes:
         samples: the calls' samples so far, without `set_aside`.
-        set_aside: samples of calls before the last step of another optimizer, whose steps are not counted.
+        set_aside: samples of the calls before the last uncounted step. If a program has several optimizers, only the steps of
+            one of them are counted (optimizers.py).
         least_trained: fewest samples of a call that a backward pass has reached; infinite if it has reached none.
         closed_step: the step in which the samples of an optimizer's closure (as for LBFGS) were last counted; -1 before.
     """
@@ -64,11 +65,18 @@ class Calls:
     def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
         """Counts the samples of a call that begins. If this returns a `Call`, the caller must pass the outputs to `end`.
 
-        Usually the samples count at once. A call that is smaller than the largest call, and smaller than all calls that a
-        backward pass has reached, counts only once a backward pass reaches it. If backward passes reached only some calls of
-        the first steps, this holds for all later calls, whatever their size. A call whose outputs were not computed from
-        trained parameters counts at its end, because no backward pass can reach it. A call whose input was computed from an
-        earlier call's outputs brings no new samples, unless a backward pass has already reached the last call with new samples.
+        Usually the samples are counted at once. There are three exceptions.
+
+        A small call is counted only when a backward pass reaches it. A call is small if it has fewer samples than the largest
+        call and than all calls that a backward pass has reached. If backward passes reached only some calls of the first steps,
+        every later call waits for a backward pass, whatever its size.
+
+        A call whose outputs were not computed from trained parameters is counted when it ends, because no backward pass can
+        reach it.
+
+        A call whose input was computed from an earlier call's outputs is not counted, because it continues with the same
+        samples. But if a backward pass has already reached the last call with new samples, the new call belongs to another
+        batch and is counted: a solver makes all calls of a batch before its backward pass.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.continues:
@@ -108,7 +116,7 @@ class Calls:
             self.samples += call.samples
 
     def other_steps(self) -> None:
-        """Sets the samples aside, because another optimizer, whose steps are not counted, has made a step."""
+        """Sets the samples aside: an optimizer whose steps are not counted has made a step."""
         self.set_aside, self.samples, self._last = self.set_aside + self.samples, 0.0, None
 
     def clear(self) -> None:
@@ -123,10 +131,11 @@ class Calls:
     def only_act(self, least_trained: float) -> bool:
         """Whether no backward pass has reached these calls, although they were watched, and all of them are small.
 
-        A policy may act by a call of the module, but learn through `forward()` or its layers. The layers are then roots, too.
+        Such calls only choose actions, as in reinforcement learning: a program may call the policy's module to choose actions,
+        but compute the loss by calling the module's `forward()` or layers. The layers are then roots, too.
 
         Args:
-            least_trained: fewest samples of a call of any root that a backward pass has reached. Smaller calls are small.
+            least_trained: fewest samples of a call of any root that a backward pass has reached. A call with fewer is small.
         """
         is_missed = not self._is_reached and (self._was_missed or bool(self._watched))
         return is_missed and self._largest < least_trained < math.inf
@@ -136,7 +145,7 @@ def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
     Roots that only act are skipped (`Calls.only_act`). Samples that were set aside are used only if no root has other samples.
-    This happens if two optimizers step in each iteration and the one whose steps are not counted steps first.
+    This happens if each iteration has an uncounted step of one optimizer and then a counted step of another.
     """
     least = min((calls.least_trained for calls in all_calls), default=math.inf)
     for name in ("samples", "set_aside"):

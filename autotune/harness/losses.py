@@ -38,7 +38,7 @@ class LossWatch:
     installed and removed often, either: each time, the interpreter's caches for the torch class become invalid, and after a
     thousand times the interpreter no longer caches the class at all (CPython 3.13).
 
-    Of a loss that a GradScaler has multiplied, the value before the scaling is recorded: the scale changes during training.
+    If a GradScaler has multiplied a loss, the value before the scaling is recorded, because the scale changes during training.
 
     Args:
         context: gives the number of optimizer steps, and whether a step is under way.

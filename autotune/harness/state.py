@@ -16,9 +16,11 @@ is_called = False  # whether the program itself started the harness by `autotune
 #   "changed": names of the environment variables that the program had changed before the import.
 #   "changed_before_compiler": names of the variables that torch's compiler reads and that the program had changed before it
 #       imported the compiler; absent if the compiler was not imported.
-#   "imports": module -> seconds, for imports that a warm server may repeat (libraries.py); absent before the first step.
-#   "is_repeatable": whether one of the imports in "imports" has imported torch. If so, these imports also made the changes that
-#       "changed" names. Absent before the first step.
+#   "imports": module -> seconds, for imports that a warm server may repeat (libraries.py). A warm server is a process that
+#       imports libraries once and forks each trial. Absent before the first step.
+#   "is_repeatable": whether a warm server can repeat the import of torch with its environment, because one of the imports in
+#       "imports" has imported torch. These imports then also made the changes that "changed" names. Absent before the first
+#       step.
 startup: Dict[str, Any] = {}
 
 

@@ -25,8 +25,8 @@ LAUNCHERS = (
     "`-- torchrun --nproc_per_node=N SCRIPT`."
 )
 
-# Variables that env.NAME must not set: name -> what to use instead. A variable that a knob sets only for some of its values
-# (`Knob.variables`) is allowed, but not together with that knob (`catalogue.clashes`).
+# Variables that env.NAME must not set: name -> what to use instead. If a knob sets a variable only for some of the knob's
+# values (`Knob.variables`), env.NAME may set that variable, but not together with that knob (`catalogue.clashes`).
 OWNED = {
     **{variable: f"Use {key}, which is this variable." for variable, key in KNOBS.items()},
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), LAUNCHERS),
@@ -75,5 +75,5 @@ def env_knob(name: str) -> Knob:
             "LD_PRELOAD), name only one of the two; the other is then not searched."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
-        hurts="A variable that changes what is trained (a batch size, say) is searched, too; only losses show the change.",
+        hurts="A variable may change what is trained, say the batch size. Only the comparison of losses can then reject it.",
     )

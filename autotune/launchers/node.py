@@ -58,7 +58,7 @@ from autotune.plain_text import shortened
 POLL_S = 0.1  # pause between two polls of the running trial
 IDLE_S = 1.0  # longest wait for a message while no trial runs
 MISSED_S = 5.0  # after this time without a heartbeat, the agent reads the tuner's note every IDLE_S
-LEAVE_S = 15.0  # time to clean up once the tuner is gone; after it, the agent exits at once, and the supervisor ends the trial
+LEAVE_S = 15.0  # time to clean up once the tuner is gone; after LEAVE_S, the agent exits, and the supervisor ends the trial
 # Signals with which an engine ends a job. It signals all of the job's processes, one after another, within FOREIGN_S.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist

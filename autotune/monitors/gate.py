@@ -38,7 +38,7 @@ class MemoryGate:
             if (is_late := self._clock() >= give_up_s) or not any(level.is_worth_waiting for level in held):
                 for level in held:
                     level.give_up()
-                words = self._words(held, f"still after {deadline_s:g} s" if is_late else "as before the last trial")
+                words = self._words(held, f"still after {deadline_s:g} s" if is_late else "still after an earlier wait")
                 return f"{'; '.join(words)}. End what holds the memory, or wait until it ends"
             sleep(0.2)
         return ""

@@ -18,17 +18,19 @@ from autotune.trials.session import Session
 # In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, the
 # results of short studies were 1 % faster, and those of long studies no slower.
 NUM_EARLIER_SEEDS = 3
-# This many of the expert's configurations are tried before RatesSampler proposes trials. The two differ in batch size, so they
-# show RatesSampler the memory per sample. From then on, its models choose better than the expert.
+# This many of the expert's configurations are tried before RatesSampler proposes trials. These configurations differ in batch
+# size, so they show RatesSampler the memory per sample. From then on, its models choose better than the expert.
 NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
-# On a GPU, an expert does not change the number of workers if the loader would not limit a step that is FASTER_TIMES times as
-# fast as now. For this, a loader with workers must be BESIDE_TIMES times as fast as that step. A loader without workers must be
-# ALONE_TIMES times as fast, since step and loader take turns.
+# On a GPU, an expert leaves the number of workers unchanged if the loader is fast enough for a step that is FASTER_TIMES times
+# as fast as now. A loader with workers is fast enough if it is BESIDE_TIMES times as fast as such a step. A loader without
+# workers must be ALONE_TIMES times as fast as such a step, since step and loader take turns.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
-WORKERS_GAIN = 0.03  # gain of the log rate that loader workers must promise to be in the first trials on a CPU
+# On a CPU, a configuration with loader workers is tried before one without only if the natural logarithm of its rate is
+# predicted to be higher by at least this.
+WORKERS_GAIN = 0.03
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
 EXPERT, EARLIER, LATE = "expert", "earlier", "late"  # origins of proposals; see TrialRecord.origin
 
@@ -172,7 +174,10 @@ def _with_better_workers_first(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline, as emulated bf16 is."""
+    """Whether a trial with the same changes, loader knobs aside, was clearly slower than the baseline.
+
+    For example, bf16 is clearly slower where the device emulates it.
+    """
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _without_loader_knobs(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

@@ -1,4 +1,4 @@
-"""Reads from the tags of MLflow's runs which trials of a study MLflow has, and which runs should be deleted."""
+"""Finds a study's runs in MLflow by their tags: the run of each trial, and the runs to delete."""
 
 from __future__ import annotations
 

@@ -66,7 +66,10 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the kept results in turn, and the first again after the last. So images and masks still alternate."""
+        """Returns the kept results in order, and starts over after the last.
+
+        If the stage makes an image and a mask in turn, the results still alternate between images and masks.
+        """
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
@@ -121,9 +124,9 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    They are sent to a worker that is not forked as plain bytes. If they were sent as tensors, each tensor would be moved to
-    shared memory, which is small in a container. Each tensor would also need an open file, and a fork server passes on fewer
-    than 256 open files.
+    A forked worker inherits them. To any other worker, they are sent as plain bytes. If they were sent as tensors, each tensor
+    would be moved to shared memory, which is small in a container. Each tensor would also need an open file, and a fork server
+    passes on fewer than 256 open files.
     """
 
     def __reduce__(self) -> Any:

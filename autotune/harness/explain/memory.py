@@ -221,7 +221,9 @@ class MemoryPass(Pass):
     def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:
         flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}
         rows: Dict[str, Dict[str, Any]] = {}
-        for module, name in _named(self._roots):  # a wrapper and its module have the same name; the module comes later
+        # A wrapper and its module have the same name, and the module comes later. So the row has the module's class, and the
+        # parameters of both are added up.
+        for module, name in _named(self._roots):
             held = members.held(module).get("_parameters", {}).values()
             own = [each for each in held if each is not None and self._is_here(each)]
             known = rows.get(name, {"parameters": 0})["parameters"]

@@ -12,7 +12,7 @@ from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import Scale, bar
 from autotune.report.study import Study
 
-ROLES = {"baseline": "unchanged", "best": "best"}  # role -> its name; the role is also the class of its marks
+ROLES = {"baseline": "unchanged", "best": "best"}  # role -> its name; the role is also the CSS class of its bars
 NAMES = {
     BITS_16: "16-bit arithmetic", BITS_32: "32-bit arithmetic", BITS_UNKNOWN: "other arithmetic",
     "exposed_collective": "waiting for other ranks", "d2h": "copies to the host", "d2d": "copies on the device",

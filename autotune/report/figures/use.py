@@ -35,7 +35,7 @@ PEAKS: dict[str, tuple[str, str, Callable[[float], str]]] = {
 
 
 def use(study: Study) -> Figure:
-    """Returns how much of the machine baseline and best use, in single trials of the search."""
+    """Returns the figure on the use of the machine. Baseline and best are shown by one trial of the search each."""
     title = "How well is the machine used?"
     found = {role: _facts(study, number) for role, number in study.sides.items()}
     names = list(dict.fromkeys(name for facts in found.values() for name in facts))

@@ -28,14 +28,16 @@ class Rules:
         is_open: whether a configuration is new and fits the rest of the budget.
         may_win: whether a measured configuration may still win; False if it was ruled out later.
         expected_s: expected seconds of a trial.
-        costly: for each knob with values that cost a compilation, its value that costs none.
+        costly: {knob: its value that needs no compilation}, for each knob with values that need one.
         gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not listed.
         spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not listed.
         ladders: {knob: (its values, its `Levelled.step`)}. The values are in an order such as (off, default, maximum),
             where each strengthens the effect of the one before.
         limits: {metric: largest value that a configuration may have}; memory is not among them.
-        is_held: whether every step has the samples of `train.global_batch`, because accumulation follows from the batch size.
-        running: returns the running trials that the sampler did not propose. They are in the journal only once they have ended.
+        is_held: whether every configuration trains on `train.global_batch` samples per step. If so, the number of accumulated
+            batches follows from the batch size.
+        running: returns the configurations of running trials that the sampler did not propose. The study's journal, from which
+            the sampler learns of trials, lists such trials only once they have ended.
     """
 
     active: Callable[[Params], Params] = lambda params: params
