@@ -667,7 +667,8 @@ def test_trials_of_a_fixed_program_are_marked_and_its_gain_is_reported_separatel
     tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]
     assert [trial.is_of_program for trial in tried] == [False, True, True, False]
     finding, was = (one["explained"][0]["findings"][0] for one in (explanation, before))
-    assert size_text(finding) == f"{gain_text(was['gain'])}; with the corrected program, {gain_text(finding['check']['measured'])}"
+    measured = gain_text(finding["check"]["measured"])
+    assert size_text(finding) == f"{gain_text(was['gain'])}; with the corrected program, {measured}"
     assert explanation["accuracy"] == {"checked": 0, "held": 0}  # the fix may not have removed the cause
 
 
