@@ -409,7 +409,7 @@ class Kept:
             pass
 
     def _place(self, path: str) -> str:
-        """Returns where in the trial's folder to save what would overwrite the user's file `path`; the same in all processes."""
+        """Returns where in the trial's folder to save what would overwrite the user's file `path`; equal in all processes."""
         return os.path.join(self._folder, protocol.SCRATCH, "instead", path.lstrip(os.sep))
 
     def _place_for(self, path: str) -> str:

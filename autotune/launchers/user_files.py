@@ -136,8 +136,8 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        # From now on, user files that the trial has changed count as made by trials and are no longer guarded, because a
-        # trial wrote their contents. If another program has made such a file anew since then, it is the user's again and stays guarded.
+        # From now on, user files that the trial has changed count as made by trials and are no longer guarded, because a trial
+        # wrote their contents. If another program has made such a file anew since then, it is the user's and stays guarded.
         aside = set(said.get("aside", {})) - set(said.get("again", []))
         self.made.update(path for path in map(Path, aside) if os.path.lexists(path))
         return Report(
