@@ -94,7 +94,7 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each check of these trials that no finding contains.
 
-    For example, if a check has refuted a prediction, the predicted cause is no longer among the findings.
+    For example, if a setting gained nothing when a check tried it, no finding recommends the setting any longer.
     """
     trials = [entry["trial"] for entry in entries]
     shown = {check_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
