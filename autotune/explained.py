@@ -9,10 +9,11 @@ from autotune.harness.explain.documents import PASSES
 from autotune.knobs.base import value_text
 from autotune.plain_text import shell_word
 
-LARGE_FRAC = 0.1  # if each finding's predicted gain is below this, `limit_lines` begins with "no large cause"
+LARGE_FRAC = 0.1  # if each finding's predicted gain is below this, `limit_lines` begins with "nothing in particular"
 LEAST_SHARE = 5.0  # percent of a step; phases with a smaller share are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
-# Values of `Check.how` (see `explain/checks.py`) for checks that try no setting: they skip the cause, or run a fixed program.
+# Values of `Check.how` (see `explain/checks.py`) for checks that try no setting: they skip the cause (WITHOUT), or run a
+# program that the user has corrected (FIXED). Summaries contain these values, so they must not change.
 WITHOUT, FIXED = "pairs without it", "fixed program"
 ROLES = {"best": "the best", "baseline": "the baseline"}
 
@@ -38,18 +39,18 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def check_name(check: Mapping[str, Any]) -> str:
-    """Returns what a check tried instead of the finding's remedy: "without it" (the cause) or "with the fixed program".
+    """Returns what a check tried instead of the finding's remedy: "without it" (the cause) or "with the corrected program".
 
     Returns "" if the check tried the remedy.
     """
-    return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
+    return {WITHOUT: "without it", FIXED: "with the corrected program"}.get(str(check.get("how")), "")
 
 
 def size_text(finding: Mapping[str, Any]) -> str:
     """Returns the gain from removing a finding's cause: the predicted gain and, if removing it was tried, the measured gain.
 
     "predicted +38 % [30, 47], measured +41 % [36, 46]", "predicted +34 % [16, 46]; without it, measured +41 % [36, 46]",
-    "at least +17 %, about +24 %; with the fixed program, measured +12 % [8, 16]".
+    "at least +17 %, about +24 %; with the corrected program, measured +12 % [8, 16]".
     """
     check = finding.get("check")
     if check and (what := check_name(check)):
@@ -91,7 +92,10 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each check of these trials that belongs to no finding, for example because it refuted its finding."""
+    """Returns a line for each check of these trials that no finding contains.
+
+    For example, if a setting gained nothing when a check tried it, no finding recommends the setting any longer.
+    """
     trials = [entry["trial"] for entry in entries]
     shown = {check_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
     others = [one for one in document.get("checks") or [] if one["trial"] in trials and check_key(one) not in shown]
@@ -133,7 +137,7 @@ def why_lines(summary: Mapping[str, Any], study: str = "") -> list[str]:
 
     Args:
         summary: the study's summary.
-        study: the study as it is typed on a command line, from `studies.call`; "" for its name.
+        study: the study as it is typed on a command line, from `studies.call`; if "", the summary's study name is used.
     """
     entry = best_entry(summary)
     command = f"autotune explain {study or shell_word(str(summary.get('study') or ''))}"
@@ -153,15 +157,16 @@ def limit_lines(summary: Mapping[str, Any], study: str = "") -> list[str]:
 
 
 def phases_text(entry: Mapping[str, Any]) -> str:
-    """Returns the shares of a step's phases, largest first: "no large cause: a step is 63 % backward, 29 % forward".
+    """Returns the shares of a step's phases, largest first: "nothing in particular: a step is 63 % backward, 29 % forward".
 
-    The text begins with "no large cause so far" if passes are missing, since these might show a large cause.
+    Read after "limited by". The text begins with "nothing in particular so far" if passes are missing, since these might show a
+    large cause.
     """
     phases_s = entry["phases_s"]
     whole = sum(phases_s.values())
     parts = sorted(((100 * seconds / whole, name) for name, seconds in phases_s.items() if whole), reverse=True)
     shares = ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
-    return f"no large cause{' so far' if _missing_passes(entry) else ''}: a step is {shares}"
+    return f"nothing in particular{' so far' if _missing_passes(entry) else ''}: a step is {shares}"
 
 
 def diagnosis_lines(summary: Mapping[str, Any]) -> list[str]:

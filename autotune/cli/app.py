@@ -227,7 +227,7 @@ def explain(
             "--finding",
             metavar="N",
             min=1,
-            help="With --fixed: number of the finding that the fixed program addresses; 1 when not given.",
+            help="With --fixed: number of the finding that the corrected program addresses; 1 when not given.",
         ),
     ] = None,
     pairs: Annotated[

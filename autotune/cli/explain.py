@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from autotune.records import StudyRecord, TrialRecord
     from autotune.study import StudyInputs
 
-NUM_PAIRS = 4  # default of --pairs; a pair is a run of the fixed program and a run of the study's program
+NUM_PAIRS = 4  # default of --pairs; a pair is a run of the corrected program and a run of the study's program
 MINUTES = 2.0  # default of --minutes
 LEAST_PHASE = 0.005  # share of a step's time; phases with a smaller share are not listed
 
@@ -145,7 +145,7 @@ def _passes(asked: Asked) -> tuple[str, ...]:
     ]
     if asked.is_fixed and asked.command is None:
         problems.append(
-            "--fixed: needs a command after '--', got none. Give the fixed program: --fixed -- python train_fixed.py."
+            "--fixed: needs a command after '--', got none. Give the corrected program: --fixed -- python train_fixed.py."
         )
     if asked.command is not None and not asked.is_fixed:
         problems.append(
@@ -170,7 +170,7 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any], secrets: Secrets | None) -> StudyInputs:
-    """Returns the study's inputs, without a budget: explaining ends by itself. `secrets`: those of a fixed program, if any."""
+    """Returns the study's inputs, without a budget: explaining ends by itself. `secrets`: those of a corrected program."""
     from autotune.cli.run import inputs_of
     from autotune.config.recorded import recorded
     from autotune.config.schema import Budget

@@ -92,7 +92,7 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
     config = composed.config
     config.study.budget = Budget(minutes=None, trials=None)
-    config.measure.racing = False  # a recording of an older version lacks this key
+    config.measure.racing = False  # old recordings lack this key, so resuming them would use its default: true
     return replace(inputs_of(composed, facts, is_alone=True), is_recording=True)
 
 

@@ -24,9 +24,10 @@ class Row:
 
 
 def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
-    """Returns a row for each key and its default, "launch.nproc=1", and for each group of knobs or measuring rules, "loader.*".
+    """Returns the rows in the order of the schema.
 
-    The rows are in the order of the schema.
+    There is a row for each key with its default (such as "launch.nproc=1"), except keys of groups that are listed as a whole:
+    such a group has one row (such as "loader.*").
     """
     hints, meanings, rows = typing.get_type_hints(schema), documented(schema), []
     for field in dataclasses.fields(schema):

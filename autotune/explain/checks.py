@@ -25,9 +25,9 @@ class Check:
     Attributes:
         trial: number of the explained trial.
         cause, where: cause and place of the finding.
-        remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
+        remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the corrected program.
         how: how the gain was measured. TRIALS: by trials of the study. Otherwise by pairs: with and without the setting
-            (PAIRS), with and without the cause (WITHOUT), or of the unchanged program and a fixed program (FIXED).
+            (PAIRS), with and without the cause (WITHOUT), or of the unchanged program and a corrected program (FIXED).
         predicted, measured: the predicted and the measured gain of the remedy; for WITHOUT, the gain if the cause took no
             time at all.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
@@ -140,7 +140,7 @@ def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
 def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Returns how many predictions were tried, and how many held: {"checked", "held"}.
 
-    Checks of fixed programs do not count, because a fix may remove only part of the cost, or nothing.
+    Checks of corrected programs do not count, because a fix may remove only part of the cost, or nothing.
     """
     known = [check for check in checks if check.get("how") != FIXED]
     return {"checked": len(known), "held": sum(bool(check["held"]) for check in known)}

@@ -70,7 +70,8 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
         functools.update_wrapper(new, old, assigned=("__name__", "__qualname__", "__doc__"))
         return new
 
-    # Before Python 3.11, a class of pathlib holds the functions of `os`. A warm start imports pathlib before this.
+    # Before Python 3.11, a class of pathlib has attributes with the functions of `os`. If pathlib was imported before this call
+    # (as in a warm start), these attributes are still the original functions, so they are replaced, too.
     accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
     is_held = accessor is not None and vars(accessor).get(name) is getattr(os, name)
     patches.install(os, name, function)
@@ -136,9 +137,10 @@ class Kept:
         return saved
 
     def loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a `torch.load` that finds what the trial has saved instead of the user's files.
+        """Returns a `torch.load` that redirects reads as `saving` redirects writes.
 
-        It records checkpoints of a training: files with the state of an optimizer.
+        If the trial has tried to overwrite a user's file, the function loads the trial's version from the trial's folder. It
+        also records which other files contain the state of an optimizer: the program continues a training from these.
         """
 
         def loaded(f: Any, *arguments: Any, **named: Any) -> Any:
@@ -340,7 +342,8 @@ class Kept:
         if not stat.S_ISREG(status.st_mode):
             return None
         full = os.path.realpath(os.fsdecode(path))
-        # No call can set back the time of the inode's last change (ctime), while a copied file keeps its time of modification.
+        # The time of the inode's last change (ctime) decides, because no call can set it back. The time of modification (mtime)
+        # does not: if the trial copies an old file, the copy is new but may keep the old mtime.
         if status.st_ctime_ns >= self._began_ns and full not in self._touched:
             return None
         return full if (is_any or self._is_checkpoint(full)) and not self._is_of_trials(full) else None
@@ -353,14 +356,14 @@ class Kept:
     def _beside(self, path: str) -> Optional[str]:
         """Returns the resolved path of a file of the user that is in a folder with a checkpoint; None for other files.
 
-        Without such a file, the checkpoint is often useless. Only removals by a folder's descriptor ask for this, as those by
-        `shutil.rmtree`.
+        Without such a file, the checkpoint is often useless. Used only if a call that removes the file names it relative to a
+        folder's descriptor (`dir_fd`), as `shutil.rmtree` does.
         """
         is_beside = self._began_ns is not None and self._is_with_checkpoint(os.path.realpath(os.path.dirname(path)))
         return self._older(path, is_any=True) if is_beside else None
 
     def _is_with_checkpoint(self, folder: str) -> bool:
-        """Whether a folder held a checkpoint of the user when this was first asked."""
+        """Whether a folder held a checkpoint of the user at the first call for this folder."""
         if folder not in self._with_checkpoints:
             paths: List[str] = []
             with contextlib.suppress(OSError):  # it cannot be read
@@ -406,7 +409,7 @@ class Kept:
             pass
 
     def _place(self, path: str) -> str:
-        """Returns where the trial saves the user's file `path` instead; the same in all processes of the trial."""
+        """Returns where in the trial's folder to save what would overwrite the user's file `path`; equal in all processes."""
         return os.path.join(self._folder, protocol.SCRATCH, "instead", path.lstrip(os.sep))
 
     def _place_for(self, path: str) -> str:
@@ -415,7 +418,7 @@ class Kept:
         return place
 
     def _instead_of(self, path: Any) -> Any:
-        """Returns the file that the trial has saved instead of the user's file `path`; `path` itself if there is none."""
+        """Returns the file in the trial's folder that replaces the user's file `path`; `path` itself without such a file."""
         if isinstance(path, (str, bytes, os.PathLike)):
             with contextlib.suppress(OSError, ValueError):
                 place = self._place(os.path.realpath(os.fsdecode(path)))

@@ -2,8 +2,8 @@
 
 A training root is an outermost *called* module in training mode that owns parameters held by an optimizer. A program may have
 several (GAN, encoder and decoder, the children of a module whose `training_step` is called directly). A root's class is swapped
-for a subclass that only overrides `__call__`. This keeps the signature of `forward`, deepcopy, pickle and `state_dict` see the
-original class, and no global patch remains that could disturb the compiler.
+for a subclass that only overrides `__call__`. So `forward` keeps its signature. Functions such as deepcopy, pickle and
+`state_dict` see the original class. No global patch remains that could disturb the compiler.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Nesting(threading.local):
 class ModuleWatch:
     """Finds the training roots of this process and applies the knobs of modules to them."""
 
-    __slots__ = ("__dict__", "__weakref__", "is_evaluated")  # every step reads it, and a slot is faster
+    __slots__ = ("__dict__", "__weakref__", "is_evaluated")  # every step reads `is_evaluated`; a slot is read faster
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -329,8 +329,8 @@ class ModuleWatch:
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
-        Torch restores the autocast state in which the checkpoint was called. If the program, or a root that contains this one,
-        had enabled autocast, the root is called without its wrapper.
+        Torch restores the autocast state in which the checkpoint was called. If autocast was enabled then, by the program or by
+        a root that contains this one, the precision is right already. So the root is called without `around`.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)
@@ -424,7 +424,10 @@ class ModuleWatch:
 
     @property
     def is_in_evaluation(self) -> bool:
-        """Whether the current step contains an evaluation so far; False if most steps contain one."""
+        """Whether the current step contains an evaluation so far.
+
+        False if most steps contain one: such a program evaluates a module as part of its training step.
+        """
         return self.is_evaluated and (self._num_evaluated_steps + 1) * 2 <= self._context.num_steps
 
     def take_evaluated(self) -> bool:
@@ -456,8 +459,8 @@ class ModuleWatch:
     def device(self) -> Tuple[str, Optional[int]]:
         """Returns type and index of the device that trains; if parameters are unknown, a GPU in use or the CPU.
 
-        This is the device of the first trained parameter. If it is the CPU, parameters may only be stored there between uses.
-        In that case, returns the first device other than the CPU that holds a parameter or the loss, if there is one.
+        This is the device of the first trained parameter. If that is the CPU, the program may train on another device and move
+        parameters to the CPU only to store them. So the first other device that holds a parameter or the loss is preferred.
         """
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))

@@ -21,13 +21,13 @@ from .protocol import whole_number
 LOOK_S = 0.05  # seconds between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
 SAMPLE_S = 1.0  # seconds between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A GPU counts as training if this process has reserved at least this share of the memory that it has reserved on its fullest
-# GPU. Less does not count, because many programs reserve a little memory on the first GPU by mistake.
+# A GPU counts as training if this process's memory on it is at least this share of the process's memory on its fullest GPU
+# (memory that the allocator has reserved). Less does not count: many programs reserve a little on the first GPU by mistake.
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
-# If one of these is set, `affinity.ranks_of_host` knows how many ranks share cores: torchrun sets the first; Open MPI and
-# Slurm, which set the others, usually give each rank its own cores.
+# If one of these is set, `affinity.ranks_of_host` returns how many ranks share cores. torchrun sets LOCAL_WORLD_SIZE, which is
+# this number. Open MPI and Slurm set the others. They usually give each rank its own cores, so the number is 1.
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -38,7 +38,7 @@ def limit_memory(spec: Any) -> None:
 
 
 def _limit_data(limit: int) -> None:
-    # RLIMIT_DATA, because importing torch alone reserves more address space than a small RLIMIT_AS allows.
+    # RLIMIT_AS would limit address space instead, of which importing torch alone reserves more than a small limit allows.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
@@ -112,7 +112,7 @@ class MemoryWatch:
             return {**unknown, "kind": "cpu", "peak_bytes": self._peak_data_bytes or None, "capacity_bytes": capacity}
         if not self._is_counted:
             return {**unknown, "kind": "cuda", "capacity_bytes": cuda.get_device_properties(self._index).total_memory}
-        # A program may train on several GPUs, and fails as soon as one of them is full. So the fullest one is reported.
+        # A program that trains on several GPUs fails as soon as one of them is full. So the fullest one is reported.
         fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
         return {
             "kind": "cuda",

@@ -20,8 +20,8 @@ def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.
         command: the program.
-        facts: `machine.host_facts()` of this machine, by which the local launcher divides it into slots; with None, it runs
-            one trial at a time. Other launchers ignore it.
+        facts: `machine.host_facts()` of this machine. The local launcher divides the machine into slots by these facts; if
+            they are None, the launcher runs one trial at a time. Other launchers ignore them.
     """
     if config.launcher == "local":
         from autotune.config.slots import gpus_of, num_slots

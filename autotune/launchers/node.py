@@ -62,8 +62,8 @@ LEAVE_S = 15.0  # time to clean up once the tuner is gone; after LEAVE_S, the ag
 # Signals with which an engine ends a job. It signals all of the job's processes, one after another, within FOREIGN_S.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
-# Variables by which the engine says which devices a job may use. Of the engine's variables, trials get only these and, if they
-# start steps of the job (srun), those in ALLOCATION.
+# Variables by which the engine says which devices a job may use. Trials get these variables of the engine. Trials that start
+# steps of the job (srun) also get those in ALLOCATION. Trials get no other variables of the engine.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",

@@ -136,7 +136,8 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        # User files that the trial has changed count as made by trials now, unless another program has made them again since.
+        # From now on, user files that the trial has changed count as made by trials and are no longer guarded, because a trial
+        # wrote their contents. If another program has made such a file anew since then, it is the user's and stays guarded.
         aside = set(said.get("aside", {})) - set(said.get("again", []))
         self.made.update(path for path in map(Path, aside) if os.path.lexists(path))
         return Report(
@@ -171,7 +172,8 @@ class KeeperProcess:
     """The keeper's process. It ends with this object. If the tuner is killed, it ends after the study's last process.
 
     Args:
-        study: the study's folder. It and `slot` determine how the marks of the processes to watch begin.
+        study: the study's folder. Each process of a study has a mark: an environment variable that names study, slot and trial.
+            The keeper watches the processes whose mark names this study and `slot`.
         slot: name of the slot whose processes to watch; "" for all processes of the study.
     """
 
@@ -284,7 +286,7 @@ class Folders:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
-        """Returns what else a trial made: folders anywhere, and files outside of the known folders or deep inside them.
+        """Returns what else a trial made: folders anywhere, new files in searched folders, and files outside of all roots.
 
         Leaves out autotune's files in the study's folder, files in a temporary folder, and files in a folder that is itself
         returned.
@@ -338,9 +340,10 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
 def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], dict[Path, str]]:
     """Searches each root and the folders below it, at most MAX_FOLDERS per root. Links to folders are resolved.
 
-    The folders in a root come first. Below them, each folder's first subfolder comes before any folder's second one, and so on.
-    So a data set with a folder per class does not use up MAX_FOLDERS. Hidden folders and those below MAX_DEPTH come last, and
-    another MAX_FOLDERS of them are searched. The studies in the folder `runs` and virtual environments are left out.
+    The folders in a root come first. Below them, the first subfolder of every folder is searched, then the second subfolder of
+    every folder, and so on. So a data set with a folder per class does not use up MAX_FOLDERS. Hidden folders, and folders
+    deeper than MAX_DEPTH, come last; of these, another MAX_FOLDERS are searched. The studies in the folder `runs` and virtual
+    environments are left out.
 
     Returns:
         the names of the files in each folder, and the folders that were searched only in part -> reason

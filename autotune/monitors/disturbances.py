@@ -20,7 +20,7 @@ from autotune.monitors.cpu import CpuUse, describe
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
 # Limits beyond which something is a disturbance. Other programs on the CPU disturb a trial only if the trial lacked cores.
 FOREIGN_CORES = 0.1  # cores that other programs may use; if they use more, they delay a step
-FOREIGN_FRAC = 0.01  # the same as a share of all cores; the larger limit counts, since a large machine is never quite idle
+FOREIGN_FRAC = 0.01  # as a share of all cores. The larger of both limits counts, because a large machine is never quite idle
 WAITING_CORES = 0.1  # mean number of the trial's threads that waited for a core; up to this, the trial had enough cores
 ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # if this many cores and this share of all were idle, no program took the trial's cores
 STEAL_CORES = 0.1  # cores that the hypervisor may give to others

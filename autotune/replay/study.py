@@ -47,7 +47,10 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution.
+    """State of a study after a search trial, after the finals' choosing rounds, or after the attribution.
+
+    The choosing rounds are the first rounds of the finals and choose the winner. The attribution then measures what each of the
+    winner's changes contributes, and drops changes without an effect.
 
     Attributes:
         trials: number of trials so far, including those of choosing rounds and attribution, but not the baseline.
@@ -89,9 +92,9 @@ class Replayed:
 
     Attributes:
         steps: state after each trial of the search; the first is the baseline.
-        choice: state after the finals' choosing rounds; None if there were none, or nothing was chosen.
+        choice: state after the finals' choosing rounds; None without such rounds, or if nothing was chosen.
         reason: why the search ended.
-        apart: state after the attribution, which drops changes without an effect; None if there was no attribution.
+        apart: state after the attribution; None if there was no attribution.
         final_fraction: true rate of the exported configuration, divided by the true rate of the optimum. Without a winner, the
             baseline counts as exported.
         needless: knobs whose change is exported although it has no effect in the table, see `World.needless`.

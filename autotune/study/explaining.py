@@ -292,7 +292,7 @@ class Explaining:
         )
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
-        """Measures the fixed program and the study's program alternately; compares the gain with the finding's prediction.
+        """Measures the corrected program and the study's program alternately; compares the gain with the finding's prediction.
 
         Raises:
             BadInput: the trial was not explained, or has no finding with this number.
@@ -302,7 +302,7 @@ class Explaining:
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
             Side(session, record.knobs, f"{finding.cause}: the unchanged program"),
-            Side(other, record.knobs, f"{finding.cause}: the fixed program", is_fixed=True),
+            Side(other, record.knobs, f"{finding.cause}: the corrected program", is_fixed=True),
         )
         pairs: list[Pair] = []
         try:
@@ -310,7 +310,7 @@ class Explaining:
                 pairs += measured_pairs(record, f"fixed: {finding.cause}", sides, None)
                 last = session.records[-1]
                 if not is_measured(last) and last.why == sides[True].why:
-                    raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
+                    raise BadInput(f"COMMAND: the corrected program could not be measured, got {last.outcome}: {last.reason}.")
         finally:  # if the user interrupts it, the complete pairs count
             if pairs:
                 remedy = session.inputs.secrets.message(shlex.join(fixed.argv({})))
@@ -332,7 +332,7 @@ def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
 
 
 def to_fix(document: Document | None, trial: int, number: int, folder: StudyFolder) -> Finding:
-    """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
+    """Returns the finding that a corrected program addresses. Its gain is the predicted one, not one that a check measured.
 
     Exception: a check of kind WITHOUT ran the program without the costly part. Its gain stays, because it also predicts what a
     fix would achieve.

@@ -33,7 +33,7 @@ ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a dr
 
 
 class Side(NamedTuple):
-    """One side of a comparison: session, knobs, text shown for its trials, skipped stages, if it runs the fixed program."""
+    """One side of a comparison: session, knobs, text shown for its trials, skipped stages, if it runs the corrected program."""
 
     session: Session
     knobs: Knobs

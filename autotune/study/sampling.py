@@ -50,7 +50,7 @@ def inform(
         session: the study.
         is_open: whether a full configuration is new and fits the budget.
         may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out.
-        running: returns the searched knobs of running trials that the sampler did not propose.
+        running: returns the searched knobs of each running trial, except trials that the sampler proposed.
     """
     if not isinstance(sampler, RatesSampler):
         return

@@ -13,20 +13,22 @@ from autotune.study.initial import NUM_LED_SEEDS
 from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.session import Session
 
-# ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take some time. If less is left, a trial with an expected
-# improvement below ANSWER_GAIN_FRAC is not worth its time. The search ends after ANSWER_AFTER such proposals in a row.
+# After the search, ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals should still be measured. If the time left
+# is too short for these, each further search trial shortens them. Then a trial with an expected improvement below
+# ANSWER_GAIN_FRAC is not worth its time, and the search ends after ANSWER_AFTER proposals of such trials in a row.
 ANSWER_GAIN_FRAC = 0.03
 ANSWER_AFTER = 2
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
 # Even with several slots, RatesSampler's first NUM_ALONE trials run one after another: the expert's configurations, and the
 # best of them with the largest batch that fits. Each is chosen by what the one before it showed. If all began at once, a single
-# setting could make them all fail. The slots are then calibrated with the best of these trials. A calibration with the baseline
-# would take longer than these trials, and would have to be repeated as soon as the best is much faster.
+# setting could make them all fail. Then a calibration measures how much parallel trials slow each other down, with the best of
+# these trials. With the baseline, it would take longer than these trials, and would be repeated once the best is much faster.
 NUM_ALONE = NUM_LED_SEEDS + 1
-# While few trials have finished, only as many as have finished may run at once, but at least FIRST_AT_ONCE: 16 trials that are
-# chosen from the baseline alone find little. In eight replays of each of seven recorded tables with 16 slots, the first ten
-# trials reached .994 instead of .748 of what ten trials one after another reach, in no more time. With more than MAX_HELD_SLOTS
-# slots, all run from the start: there are so many trials that a few uninformed ones matter less than idle slots.
+# At most FIRST_AT_ONCE trials may run at once, or as many as have finished if that is more. Without this limit, all slots would
+# start with trials that are chosen from the baseline alone, and such trials find little. Seven recorded tables were replayed
+# with 16 slots, each eight times. The yardstick is the best of ten trials that run one after another. The first ten trials in
+# parallel reached .994 of it with the limit and .748 without, and the limit cost no time. With more than MAX_HELD_SLOTS slots,
+# there is no limit: there are so many trials that a few uninformed ones matter less than idle slots.
 FIRST_AT_ONCE, MAX_HELD_SLOTS = 4, 64
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
 TOO_DEAR = "the rest of the budget is too small to try and confirm another configuration"
@@ -86,7 +88,7 @@ class SearchBudget:
         return self._session.budget.fits(expected_s, again_s=again_s, has_finalist=self._has_finalist)
 
     def why_nothing_fits(self) -> str:
-        """Returns why no configuration fits: no time even for a cheap trial, or no time to confirm the remaining ones."""
+        """Returns why no configuration fits: there is no time even for a cheap trial, or no time to confirm a further one."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
         return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
 
@@ -116,19 +118,19 @@ class SearchBudget:
         self._session.budget.keep_for(CONFIRMING_ROUNDS * self._pair_s(best), is_large=is_large)
 
     def is_time_for_late(self, best: TrialRecord, costly: Sequence[tuple[str, KnobValue]]) -> bool:
-        """Whether it is time for the late proposals: each costly value on the best so far, and the best of each tier."""
+        """Whether to make the late proposals, the search's last: the best so far with each costly value, and for each tier."""
         costs = self._session.costs
         costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for key, value in costly]
         late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * len(Tier)]
         return self._session.budget.is_time_for_late(self.num_begun, late_s)
 
     def is_time_for_tiers(self, best: TrialRecord) -> bool:
-        """Whether it is time for the best of each tier, if there are no other late proposals."""
+        """Whether to make the late proposals if these are only the best so far, restricted to each tier."""
         each_s = self._session.costs.expected_s(best.knobs, best.changed)
         return self._session.budget.is_time_for_late(self.num_begun, [each_s] * len(Tier), late_frac=1.0)
 
     def weigh(self, best: TrialRecord, expected_improvement: float | None) -> None:
-        """Counts proposals in a row that promise too little to justify the time they take from ablation and finals."""
+        """Counts proposals in a row whose expected gain does not justify the time they take from ablation and finals."""
         session = self._session
         again_s = session.costs.again_s(best.knobs, best.changed)
         answer_s = ANSWER_PAIRS * self._pair_s(best) + ANSWER_ROUNDS * (len(best.changed) + 1) * again_s
@@ -163,7 +165,7 @@ class SearchBudget:
 
     @property
     def _has_finalist(self) -> bool:
-        """Whether a trial would enter the finals. Until then, the search may use the time reserved for the finals."""
+        """Whether any trial so far would enter the finals. If none would, the search may use the finals' time, too."""
         best, baseline = self._session.tally.best_changed, self._session.baseline
         if best is None or self._num_objectives > 1 or baseline.outcome is Outcome.infeasible:
             return best is not None

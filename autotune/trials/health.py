@@ -29,9 +29,9 @@ class Level:
 
     autotune must also work on a machine that is never quiet. So a disturbance that lasts through both attempts of the baseline,
     or of two later trials in a row, is accepted. From then on, a trial counts as disturbed only if the disturbance gets worse.
-    Search rates from before and after that moment are not comparable. The rates of the finals are comparable, because their
-    configurations take turns. If the machine is fully loaded, a growing disturbance is not visible. Then only the turns and the
-    ratio's interval protect the comparison.
+    Search rates from before and after that moment are not comparable. The rates of the finals are comparable, because they are
+    measured alternately, configuration by configuration. If the machine is fully loaded, a growing disturbance is not visible.
+    Then only this alternation and the ratio's interval protect the comparison.
 
     Attributes:
         amounts: {kind: accepted amount}.
@@ -84,13 +84,13 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read data more slowly than the trial did from the page cache; "" if there is no reason.
+    """Returns why a long run may read its data more slowly than the trial did; "" if there is no reason.
 
-    A short trial reads the same files as the trials before it. So its data may be in memory, although a whole epoch does not
-    fit there.
+    A short trial reads the same files as the trials before it. So its data may be in memory (the page cache), although the data
+    of a whole epoch do not fit into memory.
 
     Args:
-        use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
+        use: CPU use in the window, and the bytes read in the window; reads through mapped files are not counted.
         results: the ranks' results.
         memory_bytes: memory of the machine.
     """
@@ -103,8 +103,8 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
     if data_bytes <= memory_bytes or use.disk_bytes > MOSTLY_FRAC * use.read_bytes:
         return ""
     return (
-        f"if no sample is read twice, an epoch reads about {bytes_text(data_bytes)}, more than the memory holds "
-        f"({bytes_text(memory_bytes)}); the trial read from memory, so an epoch may wait for the disk"
+        f"the trial read its data from memory; an epoch that reads each sample once reads about {bytes_text(data_bytes)}, more "
+        f"than the memory holds ({bytes_text(memory_bytes)}), so it may wait for the disk"
     )
 
 

@@ -394,7 +394,7 @@ def test_step_phases_explain_the_limit_if_no_finding_is_large():
     entry = {"trial": 9, "phases_s": phases, "findings": [finding], "passes": passes}
     summary = {"study": "mine", "best": {"trial": 9}, "explanation": {"explained": [entry]}}
     first, second = limit_lines(summary)
-    assert first == "no large cause: a step is 63 % backward, 29 % forward, 7 % input"
+    assert first == "nothing in particular: a step is 63 % backward, 29 % forward, 7 % input"
     assert second.startswith("too few workers")
     finding["gain"] = {"low": 0.1, "mid": 0.2, "high": 0.3, "kind": "predicted"}
     assert len(limit_lines(summary)) == 1
@@ -404,10 +404,13 @@ def test_passes_that_did_not_run_are_named_where_no_cause_was_found(tmp_path):
     passes = {name: {"trial": 10, "outcome": "ok", "reason": ""} for name in PASSES}
     entry = {"trial": 9, "phases_s": {"forward": 0.4, "backward": 0.6}, "findings": [], "passes": passes}
     summary = {"study": "mine", "best": {"trial": 9}, "explanation": {"explained": [entry]}}
-    assert limit_lines(summary) == ["no large cause: a step is 60 % backward, 40 % forward", "no known cause costs 3 % or more"]
+    assert limit_lines(summary) == [
+        "nothing in particular: a step is 60 % backward, 40 % forward",
+        "no known cause costs 3 % or more",
+    ]
     entry["passes"] = {"lines": passes["lines"], "memory": {**passes["memory"], "outcome": "timeout"}}
     assert limit_lines(summary) == [
-        "no large cause so far: a step is 60 % backward, 40 % forward",
+        "nothing in particular so far: a step is 60 % backward, 40 % forward",
         "no known cause costs 3 % or more in what was recorded so far; `autotune explain mine` records more: trace and memory",
     ]
     assert "`autotune explain mine --runs-dir other` records more" in limit_lines(summary, "mine --runs-dir other")[1]

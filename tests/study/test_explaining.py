@@ -634,7 +634,7 @@ def test_fixed_and_original_program_are_measured_alternately(bench, tiny):
     check = explanation["checks"][0]
     assert (check["how"], check["num_pairs"], check["held"]) == ("fixed program", 4, False)
     assert check["remedy"] == "python -c 'print()'"
-    assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
+    assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the corrected program is just as fast
 
 
 def test_finished_pairs_of_a_fixed_program_count_when_the_user_stops_explain(bench, tiny):
@@ -667,7 +667,8 @@ def test_trials_of_a_fixed_program_are_marked_and_its_gain_is_reported_separatel
     tried = [trial for trial in made_bench.trials if trial.kind is Kind.check]
     assert [trial.is_of_program for trial in tried] == [False, True, True, False]
     finding, was = (one["explained"][0]["findings"][0] for one in (explanation, before))
-    assert size_text(finding) == f"{gain_text(was['gain'])}; with the fixed program, {gain_text(finding['check']['measured'])}"
+    measured = gain_text(finding["check"]["measured"])
+    assert size_text(finding) == f"{gain_text(was['gain'])}; with the corrected program, {measured}"
     assert explanation["accuracy"] == {"checked": 0, "held": 0}  # the fix may not have removed the cause
 
 

@@ -65,7 +65,7 @@ class StepKnobs(KnobHandler):
         return {ACCUMULATION: reason} if reason else {}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for each requested knob and, if only a global batch requires accumulation, one for accumulation."""
+        """Returns a report for each requested knob; also for accumulation, if a global batch requires it without a request."""
         reports = super().verify()
         if ACCUMULATION not in reports and self._context.gradients.global_batch:
             reports[ACCUMULATION] = self._accumulation(None)

@@ -75,7 +75,7 @@ def _rate_row(summary: Summary, name: str, side: Mapping[str, Any], scale: Scale
 
 
 def _speedup(summary: Summary) -> tuple[float, list[float] | None] | None:
-    """Returns ratio and interval of the verification or, if the study is none, of best to baseline; None if unknown."""
+    """Returns a ratio and its interval: a verification's, or in other studies that of best to baseline; None if unknown."""
     found = (summary.get("verification") or {}).get("now") or summary.get("speedup") or {}
     return (float(found["ratio"]), found.get("ci")) if found.get("ratio") else None
 
@@ -116,7 +116,8 @@ def _ratio_notes(study: Study) -> list[str]:
     notes = []
     if found.get("overrides") and not (study.summary.get("best") or {}).get("overrides"):
         notes.append(f"The baseline was kept. It was compared with: {changes_phrase(found['overrides'])}.")
-    is_kept = found.get("num_rounds") and "trial" not in found  # the rival was slower; the ratio is the baseline's to itself
+    # Whether the best other configuration was slower in the finals. If so, the ratio compares the baseline with itself.
+    is_kept = found.get("num_rounds") and "trial" not in found
     if found.get("ratio") and not found.get("ci") and not is_kept:
         notes.append("There is no interval, so the uncertainty of the ratio is unknown.")
     return notes
