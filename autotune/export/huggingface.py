@@ -44,7 +44,7 @@ ROWS: dict[str, Row] = {
     "parallel.bucket_cap_mb": lambda value, _: {"ddp_bucket_cap_mb": value},
 }
 CONTEXT = (
-    "Measured with workers started by {0}: add dataloader_multiprocessing_context: {0}, which transformers 5.15 and later know."
+    "The workers were started by {0}. With transformers 5.15 or later, add the line `dataloader_multiprocessing_context: {0}`."
 )
 USAGE = [
     'Load: HfArgumentParser(TrainingArguments).parse_yaml_file("FILE") (parse_json_file after `-o FILE.json`),',

@@ -1,12 +1,14 @@
-"""Lets workers that a knob has added (loader.num_workers) yield the samples that the program would get without workers.
+"""Keeps the samples the same if the knob loader.num_workers adds workers to a loader that had none.
 
 Without workers, a sampler draws its random order at the first batch. With workers, torch makes it draw as soon as the iteration
-begins. If the program draws random numbers in between, as a loop over two zipped loaders does, all later numbers would differ.
+begins. If the program draws random numbers between these moments, as a loop over two zipped loaders does, all later random
+numbers would differ.
 So the harness asks the workers for batches only when the program asks for its first batch.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
-the middle of an endless iteration. So the harness examines the data set at most once a second. If it has changed, the program
-still gets the batches that workers were asked for before. The training process fetches the rest of the iteration itself.
+the middle of an endless iteration. So the harness compares the data set with its earlier state again and again, but at most
+once a second, because a comparison takes time. If the data set has changed, the program still gets the batches that workers
+were already asked for. The training process fetches the rest of the iteration itself.
 """
 
 from __future__ import annotations

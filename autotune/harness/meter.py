@@ -204,8 +204,8 @@ class Meter:
         if self.phase != STEADY or not is_enough:
             return False
         if self.is_draining and self.is_steady:  # part of the samples were prepared before the window
-            self.is_steady, self.reason = False, "the time left for it was up while the loader's queue was running empty"
-        self.phase, self.reason = DONE, self.reason or "the time left for it was up"
+            self.is_steady, self.reason = False, "the trial's time was up while the loader's queue was running empty"
+        self.phase, self.reason = DONE, self.reason or "the trial's time was up"
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:

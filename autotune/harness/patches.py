@@ -1,9 +1,9 @@
 """Replaces functions of torch, of a library, of the program or of `os`, and the class of an nn.Module; no other file does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
-patches of one attribute are stacked, and each can be removed, even from below others of autotune. But if the program or a
-library has patched the attribute on top of autotune's patch, the latter cannot be removed. It stays below, and its `is_active`
-is False. From then on, the replacement must only call the original.
+patches of one attribute are stacked, and each can be removed, even if later patches by autotune lie on top of it. But if the
+program or a library has replaced the attribute on top of autotune's patch, autotune's patch cannot be removed. It stays in the
+stack, and its `is_active` becomes False. From then on, its replacement must only call the original.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Patch:
     """One replacement of one attribute.
 
     Attributes:
-        is_active: whether the replacement is in force; a replacement that could not be removed has to check this.
+        is_active: whether the replacement is in force. A replacement checks this, because it may be impossible to remove.
         function: the replacement.
 
     Args:
@@ -48,14 +48,14 @@ class Patch:
         """Removes the replacement.
 
         Returns:
-            False if the program or a library has since replaced the attribute: this patch stays below, with `is_active` False.
+            False if the program or a library has replaced the attribute on top: this patch stays, with `is_active` False.
         """
         with _lock:
             self.is_active = False
             return self._site.remove(self)
 
     def uninstall_during_import(self, name: str) -> None:
-        """Removes the replacement while the module `name` is first imported: that module stores what it finds at its import."""
+        """Removes the replacement while the module `name` is first imported: that module would otherwise store it."""
 
         def around(execute: Callable[[], None], _: Any) -> None:
             was_active = self.is_active
@@ -140,7 +140,7 @@ class Patches:
             return patch
 
     def install_in(self, owners: Iterable[Any], name: str, wrap: Wrap) -> None:
-        """Replaces a function in several modules by the same new function, which can therefore be pickled.
+        """Replaces a function that several modules hold. All modules get the same new function, so that it can be pickled.
 
         Pickle rejects a function if the module named by its `__module__` holds a different function under the same name.
         """
@@ -157,7 +157,8 @@ class Patches:
     def reach(self, modules: Iterable[Any]) -> None:
         """Puts the replacements also into modules that hold the original functions by name, as after `from torch import save`.
 
-        Only modules imported before the patches need this, as in a warm start; later ones get the replacements by themselves.
+        Only modules that were imported before the patches were installed need this: in a warm start, a trial is forked from a
+        process that has already imported libraries. Modules that are imported later get the replacements by themselves.
         """
         with _lock:
             layers = [site._layers for site in self._sites.values() if site._layers]
@@ -168,7 +169,7 @@ class Patches:
                         setattr(module, name, functions[id(value)])
 
     def uninstall_all(self) -> List[str]:
-        """Removes all patches, the newest first; returns the names of attributes that others have patched over."""
+        """Removes all patches, the newest first; returns the attributes that the program or a library has replaced on top."""
         with _lock:
             left = []
             for site in reversed(list(self._sites.values())):
@@ -197,7 +198,7 @@ def replace_of_object(owner: Any, name: str, wrap: Wrap) -> None:
 
 def _renew_lock() -> None:
     global _lock
-    _lock = threading.RLock()  # in the parent, another thread may have held it during the fork
+    _lock = threading.RLock()  # another thread of the parent may have held the old lock during the fork
 
 
 _lock = threading.RLock()
@@ -209,9 +210,9 @@ patches = Patches()
 
 
 class Awaited(importlib.abc.MetaPathFinder):
-    """An import hook for one module: leaves finding the module to the other finders, and makes `around` execute it once.
+    """An import hook for one module. The other finders find the module; the hook makes `around` execute it.
 
-    The hook removes itself only when the module is executed. A library that merely calls `importlib.util.find_spec` leaves it.
+    The hook removes itself when the module is executed. It stays if a library merely calls `importlib.util.find_spec`.
 
     Args:
         name: dotted name of the module.
@@ -237,7 +238,7 @@ class Awaited(importlib.abc.MetaPathFinder):
         return None
 
     def wrap(self, loader: Any) -> None:
-        """Makes `around` execute the next module that the loader executes."""
+        """Replaces the loader's `exec_module` for one call, in which `around` decides when to call the original."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -272,8 +273,8 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     `__class__`, copies and pickles show the program's own class; only `type(module)` shows the subclass. Setting a method on
     the instance instead would break deepcopy: the copy would run with the original's weights.
 
-    Each of these functions has to call the program's own method through the program's class. Returns whether the module could
-    be given another class; a ScriptModule cannot.
+    Each function in `methods` has to call the method that it overrides, through the program's class. Returns whether the
+    class of the module could be changed; the class of a ScriptModule cannot.
     """
     original = type(module)
 
@@ -300,7 +301,8 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     try:
         metaclass: Any = type(original)
         has_hook = any("__init_subclass__" in vars(kind) for kind in original.__mro__ if kind not in (object, Generic))
-        # _NoSubclassHook changes the layout if the class's first base is ABC or Generic.
+        # _NoSubclassHook is used only if it is needed: if the first base of the class is ABC or Generic, _NoSubclassHook
+        # changes the layout, so that Python refuses to change the module's class.
         bases = (_NoSubclassHook, original) if has_hook else (original,)
         _CLASS.__set__(module, metaclass(original.__name__, bases, body))
     except Exception:

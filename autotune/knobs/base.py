@@ -121,14 +121,14 @@ class Knob:
         is_before_torch: whether the knob must be set before torch is imported although it is not an environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
-        is_outside_graphs: whether its values leave unchanged what is compiled and for which shapes. If two configurations
-            differ only in such knobs, the second one finds the graphs of the first in the study's compile cache.
+        is_outside_graphs: whether torch.compile makes the same graphs, for the same shapes, with every value of the knob. If
+            two configurations differ only in such knobs, the second one finds the first one's graphs in the compile cache.
         start_costs: value -> its compilation time as a multiple of the cheapest value's; 1 for values that are not listed.
         usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
             or, if there is none, for every value but the default.
         usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
-        step_spread: the prior spread of the difference between neighbouring choices, if each choice does more of what the one
-            before it does, as in (off, default, maximum). None if the choices have no such order.
+        step_spread: used if each choice does more of the same than the choice before it, as in (off, default, maximum). It is
+            the search's prior spread of the difference between neighbouring choices. None if the choices have no such order.
         brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
         phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
             the value.

@@ -45,9 +45,10 @@ ALLOCATOR = Knob(
     summary=(
         "How torch's CUDA allocator keeps memory. expandable_segments grows its segments instead of adding others. "
         "max_split_256 leaves blocks above 256 MB whole. roundup_8 rounds sizes up to one of eight steps between two powers of "
-        "two. collect_80 frees unused blocks once 80 % of the memory that the process may take is in use. For this, torch "
-        "needs a set_per_process_memory_fraction: memory.fraction or, if it is not set, 1.0. cuda_malloc_async leaves "
-        "allocation to the driver. Set as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
+        "two. collect_80 frees unused blocks once 80 % of the memory that the process may take is in use. It only works after "
+        "a call of torch.cuda.set_per_process_memory_fraction. In trials, autotune makes this call, with the value of "
+        "memory.fraction or, if it is not set, 1.0. cuda_malloc_async leaves allocation to the driver. Set as "
+        "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
     ),
     helps=(
         "Batches whose shapes differ (text, detection): memory becomes fragmented, the allocator retries (num_alloc_retries) "
@@ -81,7 +82,8 @@ FRACTION = Knob(
 
 
 def _mallocs(here: HostContext) -> list[KnobValue]:
-    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # no trial unsets the user's own variables
+    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:
+        # The user has set glibc's variables. No trial unsets them, so plain glibc cannot be tried.
         return [malloc.GLIBC_KEEP, *malloc.installed()]
     keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are in GPU memory: not worth a trial
     return [malloc.GLIBC, *keeping, *malloc.installed()]

@@ -18,9 +18,10 @@ keeper send each other one JSON object per line, through the keeper's stdin and 
     keeper  {"is": "ready"}                                       guards and watches have begun: the trial may start
     tuner   {"do": "end"}                                         the trial's processes have exited
     keeper  {"is": "ended", "kept", "aside", "again", "open", "wrote", "loaded"}   kept: files that the trial would have
-            changed without the guard; aside: file that the trial changed or removed -> copy of the original; again: files of
-            aside that another program has created anew since then; open: file -> why it could not be guarded; wrote: files
-            that the trial was seen writing, in any folder; loaded: checkpoints from which the trial continued a training
+            changed without the guard; aside: file that the trial changed or removed -> copy of the original; again: the
+            keys of `aside` at which a new file exists, created by another program after the trial had removed the original;
+            open: file -> why it could not be guarded; wrote: files that the trial was seen writing, in any folder; loaded:
+            checkpoints from which the trial continued a training
 
 Keeper and harness exchange paths through files in the trial's folder; a NUL ends each path. protocol.KEPT_FILE lists the
 guarded files. The harness prevents the trial from removing these or renaming other files over them (harness/guarded_files.py),
@@ -141,7 +142,7 @@ class Trial:
         if any(event.mask & ~IN_CLOSE_WRITE for event in events):
             self._take_all(events)
         else:
-            events = []  # files were only closed after writing, which needs no scan: `guarded.look` has guarded them again
+            events = []  # a file that was closed after writing needs no scan: `guarded.look` has just guarded it again
         now_s = time.monotonic()
         if is_last or (now_s >= self._not_before_s and (events or now_s >= self._due_s)):
             self._scan()
@@ -199,7 +200,10 @@ class Trial:
             self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
 
     def _guard_log(self, path: Path) -> None:
-        """Guards a log, unless another program has it open for writing, because that may last as long as the study."""
+        """Guards a log. Skips a log that another program is writing: it cannot be leased while it is open.
+
+        A program may keep its log open as long as the study lasts, so the keeper does not try again.
+        """
         if sum(is_log(str(other)) for other in self._guarded) >= MAX_LOGS:
             return
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
@@ -259,7 +263,7 @@ class Trial:
             self._guarded[path].follow()
 
     def _is_removed(self, path: Path) -> bool:
-        """Whether the file that the path named when the trial began is still guarded, but has no name left."""
+        """Whether a file that existed at this path when the trial began, and is still guarded, was removed or replaced."""
         return path in self._there and path in self._guarded and self._guarded[path].has_no_name()
 
     def _lose(self, path: Path) -> None:

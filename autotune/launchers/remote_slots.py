@@ -44,7 +44,10 @@ class RemoteSlots(Launcher):
         return found
 
     def why_waiting(self) -> str:
-        """Returns why a slot waits for a node. Once all have been ready, only the first slot counts: it runs lone trials."""
+        """Returns why a slot waits for a node.
+
+        Once all slots have been ready, returns only why the first slot waits, because trials that run alone need that slot.
+        """
         parts = self._parts[:1] if self._are_ready else self._parts
         return next(filter(None, (part.why_waiting() for part in parts)), "")
 
@@ -70,12 +73,12 @@ class RemoteSlots(Launcher):
         _close(self._parts)
 
     def unended(self) -> list[str]:
-        """Returns the lines of all slots. See `Launcher.unended`."""
+        """Returns a line for each slot's cluster job that may still occupy machines. See `Launcher.unended`."""
         return [line for part in self._parts for line in part.unended()]
 
 
 class _Share(PausableClock):
-    """The clock that slots use in place of the study's clock (`whole`). They cannot pause it while a trial runs (`is_busy`)."""
+    """The study's clock (`whole`) as the slots see it: a slot can pause it only while no slot runs a trial (`is_busy`)."""
 
     def __init__(self, whole: PausableClock, is_busy: Callable[[], bool]) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ class _Share(PausableClock):
 
 
 def _close(parts: Sequence[RemoteLauncher]) -> None:
-    """Closes launchers in parallel: each may take seconds, or longer if the engine does not answer."""
+    """Closes launchers in parallel, because each may take seconds, or longer if Slurm or Ray does not answer."""
     with ThreadPoolExecutor(len(parts)) as pool:
         for closing in [pool.submit(part.close) for part in parts]:
             closing.result()

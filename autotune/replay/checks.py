@@ -47,7 +47,7 @@ def usable(path: Path) -> tuple[Table, Grid]:
     if key_of({}) not in grid.keys:
         why = "its baseline was not measured"
     elif not any(worth(groups[key]) for key in grid.keys):
-        why = "no configuration worked in most of its repeats"
+        why = "every configuration failed in at least half of its repeats"
     if why:
         raise BadInput(f"TABLE: cannot be replayed, got {str(path)!r} ({why}). Record it again.")
     return table, grid
@@ -58,7 +58,9 @@ def _check_header(table: Table) -> None:
     for key, domain in table.space.items():
         if domain_from_json(domain) is None:
             raise ValueError(f"{key} has no values")
-        table.reference[key]  # raises KeyError if it is missing; `table.baseline` lacks knobs that have no effect
+        # A replay needs the reference value of each knob in the space; a missing one raises KeyError here. `table.baseline` is
+        # not checked: knobs that have no effect are missing there.
+        table.reference[key]
     for key, value in [*table.reference.items(), *table.baseline.items(), *first.observed.items()]:
         if is_knob(key) and knob(key).type is int and not isinstance(value, int | None):
             raise TypeError(f"{key} is not a whole number")

@@ -1,7 +1,8 @@
 """Makes a table from a recording's folder.
 
-The table contains the description of the hardware. It contains neither what identifies the machine (host name, ids of GPUs and
-processes, folders) nor what a replay does not need.
+A recording is a study that measures many configurations of a program several times each. A table is one file with all these
+measurements, from which searches are replayed on any machine. It describes the hardware, but leaves out what identifies the
+machine (host name, ids of GPUs and processes, folders) and what a replay does not need.
 """
 
 from __future__ import annotations
@@ -138,10 +139,10 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _with_window(result: RankResult, first: RankResult) -> RankResult:
-    """Returns a rank's result with a window.
+    """Returns a rank's result, with a window added if it has none.
 
-    Raw steps are not exported. So if the rank has no window, it gets one over the steps of rank 0's window, and its rate is
-    computed from its raw steps here.
+    The rate of a rank without a window is computed from its raw steps. A table has no raw steps, so this function computes the
+    rate, over the steps of rank 0's window. The added window is a copy of rank 0's window, scaled to this rate.
     """
     window, own = first.window, None if result.window else pace(result, first)
     if window is None or own is None or not own.samples or not window.rate_per_s:

@@ -28,7 +28,10 @@ OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with th
 
 
 class RecordedDevice(NoDevice):
-    """A monitor of the latest trial's recorded metrics that constraints may limit. The ranks' results do not contain them."""
+    """A device monitor that reports the recorded power and step time of the latest trial, which constraints may limit.
+
+    The other numbers of a trial come from its ranks' results. These two are not in them.
+    """
 
     def __init__(self) -> None:
         self.recorded: Mapping[str, float] = {}
@@ -133,7 +136,10 @@ class ReplayLauncher(Launcher):
 
 
 def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
-    """Cuts a result's window off where racing would have ended it, and returns the seconds saved.
+    """Cuts off the rest of a window in which the trial is certainly too slow, and returns the seconds saved.
+
+    In a search, the harness ends such a window early, which is called racing. A recording measures whole windows. So this
+    function finds the block after which racing would have ended the window.
 
     Args:
         result: as recorded, with its whole window; changed in place.
@@ -156,7 +162,7 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
 
 
 def cut(result: RankResult, left_s: float) -> float:
-    """Cuts a result's window off where the trial's time is over, and returns the seconds saved.
+    """Cuts off the blocks of a window that end after the trial's time is up, and returns the seconds saved.
 
     Args:
         result: as recorded, with its whole window; changed in place.
@@ -169,7 +175,7 @@ def cut(result: RankResult, left_s: float) -> float:
     fitting = sum(end_s <= room_s for end_s in ends_s)
     if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
         return 0.0  # the cut window would be too short, so the trial continues until it is stopped
-    return _shorten(result, fitting, why="the time left for it was up", is_raced=False)
+    return _shorten(result, fitting, why="the trial's time was up", is_raced=False)
 
 
 def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -> float:

@@ -81,7 +81,8 @@ def _differences(studies: Sequence[Study]) -> list[tuple[str, list[str]]]:
 
 
 def _phrases(first: Study, other: Study) -> list[str]:
-    from autotune.trials.identity import differences  # imports Optuna, which takes longer than writing a report on one study
+    # Imported only for a comparison: the module imports Optuna, which takes longer than writing a report on one study.
+    from autotune.trials.identity import differences
 
     found = differences(first.summary.get("identity") or {}, other.summary.get("identity") or {})
     return [one_line(words, MAX_DIFFERENCE) for words in found] or ["nothing: program, machine and search space are the same"]

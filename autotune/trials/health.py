@@ -52,8 +52,9 @@ class Level:
 
         Args:
             outcome: the attempt's outcome.
-            began_s: when it began, on the study's clock. It is counted only if the last counted attempt had ended by then.
-            ended_s: when it ended.
+            began_s: when the attempt began, on the study's clock. An attempt that began before the last counted attempt had
+                ended is not counted.
+            ended_s: when the attempt ended.
         """
         if outcome is Outcome.disturbed and began_s >= self._counted_until_s:
             self._num_in_a_row += 1

@@ -26,7 +26,7 @@ NO_CHANCE = ("collective", "user code")
 GATE_S = 30.0  # longest wait until the device's memory use is back at its idle level
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
-TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"
+TIME_UP, USERS_STOP = "the trial's time was up", "interrupted by the user"
 
 
 class RunningTrial:

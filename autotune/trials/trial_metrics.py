@@ -21,7 +21,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         return {}
     first, peaks = results[0], [result.memory.get("peak_bytes") for result in results]
     devices = [result.device_rate_per_s for result in ranks.feeding(results)]
-    if ranks.leaves_out(first):  # the other ranks' rates may contain a wait for rank 0
+    if ranks.leaves_out(first):  # the other ranks may have waited while rank 0 evaluated: its rate is used for all of them
         devices = [first.device_rate_per_s] * len(devices)
     return {
         "value": ranks.rate_per_s(results),
@@ -67,7 +67,10 @@ def why_no_interval(results: Sequence[RankResult]) -> str:
 
 
 def _with_window(results: Sequence[RankResult]) -> list[RankResult]:
-    """Returns the results of rank 0 and of other ranks with a window; only rank 0's if its window leaves out evaluations."""
+    """Returns rank 0's result and the results of those other ranks that have a window.
+
+    Returns only rank 0's result if its window leaves out evaluations, because the other ranks may have waited during these.
+    """
     is_alone = bool(results) and ranks.leaves_out(results[0])
     return [result for result in results if result is results[0] or (result.window and not is_alone)]
 
@@ -90,7 +93,7 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
 def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
     """Returns {knob key: report of the rank with the worst status}.
 
-    If only rank 0 fetches batches, the other ranks' reports of loader knobs are ignored: they have no loader that trains.
+    If only rank 0 fetches batches, the other ranks' reports of loader knobs are ignored: rank 0 sends them their samples.
     """
     worst: dict[str, dict[str, Any]] = {}
     is_first_alone = ranks.only_first_fetches(results)
@@ -135,7 +138,10 @@ def _devices_per_rank(results: Sequence[RankResult]) -> float:
 
 
 def cycle(result: RankResult) -> dict[str, float]:
-    """Returns a rank's `Spec.cycle`, the steps and seconds of one cycle; {} if its steps have no cycles."""
+    """Returns the mean steps and seconds of a cycle, as in `Spec.cycle`; {} if the rank's steps do not come in cycles.
+
+    A cycle lasts from one regular pause, such as a validation, to the next.
+    """
     window = result.window
     if window is None or not window.cycles:
         return {}

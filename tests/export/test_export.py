@@ -432,7 +432,7 @@ def test_yaml_does_not_set_how_workers_start(forked):
 
 
 def test_hugging_face_export_names_the_argument_for_the_start_of_workers(forked, changed):
-    line = "add dataloader_multiprocessing_context: {}, which transformers 5.15 and later know."
+    line = "With transformers 5.15 or later, add the line `dataloader_multiprocessing_context: {}`."
     assert line.format("fork") in render(forked, "hf", None).text
     chosen = changed({"loader.num_workers": 2, "loader.multiprocessing_context": "spawn"})
     assert line.format("spawn") in render(chosen, "hf", None).text

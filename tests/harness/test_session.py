@@ -46,7 +46,7 @@ def test_trial_whose_time_is_up_reports_the_window_so_far(trial: Trial, program:
         least_s = endless.race_min_s - endless.block_min_s if rank == 0 else endless.race_min_s / 2
         assert least_s <= found.window.seconds < endless.min_s
         assert found.throughput_per_s
-        assert rank or found.window.reason == "the time left for it was up"
+        assert rank or found.window.reason == "the trial's time was up"
 
 
 def test_tokens_per_sample_applies_to_all_counts_and_rates(trial: Trial) -> None:

@@ -100,7 +100,7 @@ def check_one_job(study: QuickStudy, is_idle: Callable[[], bool], *overrides: st
     assert "trials run on node" in err
     trials = study.folder.read_trials()
     assert len(trials) >= 3
-    ended = {trial.outcome.value for trial in trials if "time left for it was up" not in trial.reason}  # on a loaded machine
+    ended = {trial.outcome.value for trial in trials if "the trial's time was up" not in trial.reason}  # on a loaded machine
     assert ended <= {"ok", "raced", "disturbed", "unsteady"}, ended
     assert {trial.evidence["node"]["host"] for trial in trials} == {os.uname().nodename}
     (job,) = {trial.evidence["node"]["job"] for trial in trials}  # one for the whole study

@@ -111,7 +111,7 @@ def test_trial_whose_time_is_up_before_its_window_is_recorded_as_interrupted(ben
     dice = random.Random(1)
     it = bench(with_gains(Moody(dice=dice, start_s=20.0, up_to=30.0)), minutes=2.2)
     it.run()
-    stopped = [record for record in it.trials if record.reason.startswith("the time left for it was up")]
+    stopped = [record for record in it.trials if record.reason.startswith("the trial's time was up")]
     assert stopped
     assert {record.outcome for record in stopped} == {Outcome.interrupted}
 
@@ -162,4 +162,4 @@ def test_window_that_is_cut_off_keeps_its_measurement():
     assert meter.cut_off()
     assert meter.phase == DONE
     assert meter.window().rate_per_s == pytest.approx(3200, rel=1e-6)
-    assert meter.window().reason == "the time left for it was up"
+    assert meter.window().reason == "the trial's time was up"

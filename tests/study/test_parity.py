@@ -263,7 +263,7 @@ def test_interrupted_parity_run_is_repeated_when_the_study_is_resumed(bench, spa
     one = bench(Surface(gains=GAINS, losses=falls_unless("precision.amp", "none")), *space, minutes=20)
     one.run()
     run = next(run for run in of_kind(one.trials, Kind.parity) if run.changed)
-    run.outcome, run.reason = Outcome.interrupted, "the time left for it was up"
+    run.outcome, run.reason = Outcome.interrupted, "the trial's time was up"
     run.evidence["parity"] |= {"verdict": "unknown", "reason": "its run ended as interrupted"}
     one.folder.write_trial(run)
     again = resume_study(one.inputs, one.folder, RecordingListener())

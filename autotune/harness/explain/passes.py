@@ -1,4 +1,7 @@
-"""Begins a pass of mode "explain" after the warm-up, in all ranks at the same step, and ends it."""
+"""Begins a pass of mode "explain" after the warm-up, in all ranks at the same step, and ends it.
+
+A pass observes the steps of one trial: it samples lines, runs a profiler or measures memory (documents.py).
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,8 @@ class Explained:
     def look(self) -> None:
         """Begins the pass once it is due; after that, reports the steps to it.
 
-        Called after every step if `looks_at_every_step` is true, in the first steps, and with several ranks. Otherwise, calls
-        are at least `LOOK_S` seconds apart (session.py).
+        If `looks_at_every_step` is true, or if there are several ranks, this is called after every step. Otherwise, it is
+        called after each of the first steps; after these, calls are at least `LOOK_S` seconds apart (session.py).
         """
         if self._has_begun:
             self._pass.step_done()
@@ -62,7 +65,8 @@ class Explained:
 
     def _is_due(self) -> bool:
         context = self._context
-        if context.world_size == 1 or context.peers.is_joint:  # joint processes (peers.py) do not wait for each other
+        # Joint processes (peers.py) do not wait for each other, so each of them begins the pass at its own time.
+        if context.world_size == 1 or context.peers.is_joint:
             return self._is_warm()
         if self._begin_step is None:
             if context.rank == 0 and self._is_warm():
@@ -87,7 +91,8 @@ class Explained:
         if not self._has_begun or self._is_written:
             return
         self._is_written = True
-        if not self._pass.is_over and not self._context.last_step.is_announced:  # once announced, rank 0 has observed enough
+        # If rank 0 has announced the last step, it has observed enough: the program did not end by itself.
+        if not self._pass.is_over and not self._context.last_step.is_announced:
             self._pass.notes.append(CUT_SHORT)
         document = self._pass.finish()
         if document is not None:

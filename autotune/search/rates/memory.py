@@ -19,8 +19,9 @@ CLASS_KNOBS = (
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
 # Knobs whose values usually need the same memory, but one value may run out of memory where others do not. For example, if an
-# attention kernel does not accept the inputs, a kernel that keeps the whole score matrix runs instead. If these were class
-# knobs, a class would have too few trials: on one simulated transformer, 15 % of the trials ran out of memory, not 2.5 %.
+# attention kernel does not accept the inputs, a kernel that keeps the whole score matrix runs instead. They are not class
+# knobs, because a class would then have too few trials. On one simulated transformer, 15 % of the trials ran out of memory if
+# they were class knobs, and 2.5 % if they were not.
 ALLOCATING_KNOBS = ("backend.sdpa", "memory.allocator")
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
@@ -45,13 +46,14 @@ NOISE_FRAC = 0.02
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-# Below, "the largest own memory" is the largest peak of all trials, on a CPU without PROCESS_BYTES. FIXED_FRAC and FIXED_SPREAD
-# are the prior mean and standard deviation of the share of this memory that does not grow with the batch.
+# Below, "the largest training memory" is the largest peak of all trials. On a CPU, PROCESS_BYTES are subtracted from it.
+# FIXED_FRAC and FIXED_SPREAD are the prior mean and standard deviation of the share of this memory that does not grow with the
+# batch.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
 # the standard deviation CLASS_SPREAD. Each value also adds bytes to the part that does not grow with the batch. They have the
-# prior mean 0 and the standard deviation CLASS_FIXED_SPREAD, as a share of the largest own memory. For the bytes that a number
-# of threads adds on a CPU (stacks, buffers of the kernels), the standard deviation is at least THREADS_BYTES.
+# prior mean 0 and the standard deviation CLASS_FIXED_SPREAD, as a share of the largest training memory. On a CPU, each value of
+# threads.intra adds bytes too (stacks, buffers of the kernels). Their standard deviation is at least THREADS_BYTES.
 CLASS_SPREAD = 0.2
 CLASS_FIXED_SPREAD = 0.1
 THREADS_BYTES = 40e6
@@ -127,9 +129,9 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        The probability is 0 if a trial ran out of memory that needs at most as much as this configuration, and 1 if a trial
-        fitted that needs at least as much. In all other cases the model decides; without a model or a batch size, the
-        probability is 1.
+        The probability is 0 if the configuration needs at least as much memory as a trial that ran out of memory. It is 1 if
+        the configuration needs at most as much memory as a trial that fitted. In all other cases the model decides; without a
+        model or a batch size, the probability is 1.
         """
         return float(self.chances([params])[0])
 
@@ -159,7 +161,7 @@ class MemoryModel:
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
         """Returns the largest batch size in `larger` that safely fits; None if no size fits, or if all fit.
 
-        If all fit, it is not known that the largest size fills the memory.
+        If all fit, the result is None because even the largest size may leave memory unused.
         """
         safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
         return max(safe) if safe and len(safe) < len(larger) else None
