@@ -83,7 +83,7 @@ _OWN_PART = re.compile(
     rf'"(?:{_VALUES}|{_KNOB})"|"[a-z][a-z0-9_.]*"(?=:)|^[ -]*[a-z][a-z0-9_.]*:(?: (?:{_VALUES})$|(?= |$))', re.MULTILINE
 )
 # A secret of these letters may be a part of autotune's own values and keys, where it is not masked. Any other secret is masked
-# everywhere, such as hunter2 in the key "run_hunter2".
+# in longer keys, too, such as hunter2 in "run_hunter2".
 _OWN_SECRET = re.compile(r"[a-z_]+")
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
 
@@ -183,10 +183,10 @@ class Secrets:
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def stored(self, text: str) -> str:
-        """Returns a JSON or YAML document masked as by `message`, but with all keys, numbers, null, true, false and OWN_VALUES.
+        """Returns a JSON or YAML document masked as by `message`, except whole keys of JSON, numbers, null, true and false.
 
-        Programs could not read the document without these. `--password 123` must not turn 123.4 into ***.4, and
-        `--token baseline` must not turn the kind of trial 0 into ***.
+        OWN_VALUES and autotune's own keys are also kept. Programs could not read the document without all of these:
+        `--password 123` must not turn 123.4 into ***.4, and `--token baseline` must not turn the kind of trial 0 into ***.
         """
         values = [span for span in self._values(text) if not _is_key(text, span)]
         if any(_OWN_SECRET.fullmatch(text, *span) for span in values):

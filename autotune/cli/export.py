@@ -45,7 +45,8 @@ def export(
         raise BadInput(f"--json: prints the file's text and writes no file, got -o {output}, too. Leave one of them out.")
     file = output_file(output, file_name(format_, up_to))
     if file is None and not process_start.has_stdout():
-        raise BadInput("--output: standard output is closed, got no file. Give -o FILE.")
+        do = "Open it, or give -o FILE without --json" if as_json else "Give -o FILE"
+        raise BadInput(f"--output: standard output is closed, got no file. {do}.")
     exported = render(read_summary(folder), format_, up_to, file=str(file or ""))
     if as_json:
         notes = {"header": exported.header, "notes": exported.notes, "left_out": exported.left_out}

@@ -36,8 +36,9 @@ COMMAND_KEYS = (
 LISTS = ("objective", "search.warm_start")  # keys that accept several values
 # Library -> override. model=LIBRARY/NAME is short for this override and model.name=NAME.
 LIBRARIES = {"timm": "model=timm", "torchvision": "model=resnet18"}
-# GROUP=NAME or +GROUP=NAME, which chooses a file. It also matches groups with dots or leading digits, unlike Hydra's grammar.
-FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
+# GROUP=NAME, +GROUP=NAME or ++GROUP=NAME, which chooses a file. Unlike Hydra's grammar, it also matches groups with dots or
+# leading digits.
+FILE_CHOICE = re.compile(r"(\+{0,2})(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
 
 @dataclass

@@ -24,8 +24,8 @@ STARTER_VALUES = (
     "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
     "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
 )  # fmt: skip
-# Options for the number of processes on each machine, and for the number of machines. If there are several machines, the number
-# of processes counts as unknown.
+# Options for the number of processes (on each machine; accelerate's --num_processes: on all machines together), and for the
+# number of machines. If there are several machines, the number of processes counts as unknown.
 STARTER_COUNTS = ("--nproc_per_node", "--num_processes", "--num_gpus")
 STARTER_MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
 STARTER_MODULES = {

@@ -62,7 +62,7 @@ class Tried:
         the most similar one in other knobs, these knobs may have caused the loss. Such a trial counts only if it did not fail
         and its rate is less than HALVED times the rate of the most similar one.
         """
-        ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
+        ran = [one for one in undoubted(self.records) if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
         if value is None or not having or _scores(self._changed(key, value), self.records):
             return False

@@ -95,9 +95,10 @@ def _unpicklable(value: Any) -> str:
 
 
 def _unguarded() -> str:
-    """Returns why workers must not import the main module; "" if they do not, or if its source contains `__name__`.
+    """Returns why workers must not import the main module; "" if they do not, or may import it.
 
-    A main module that tests `__name__` probably does not train when it is imported.
+    They may if its source contains `__name__`, because it then probably does not train when it is imported, or if
+    multiprocessing has started this process, which has then imported it as well.
     """
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or ""

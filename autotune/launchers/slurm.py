@@ -219,8 +219,10 @@ class Srun(ChildTransport):
         job = self._job()
         if not job or JOB in os.environ:
             # srun may say nothing while it waits for CPUs or GPUs of the user's own job.
-            is_long = bool(job) and time.monotonic() - self._began_s > STEP_S
-            why = _no_place(job, os.environ.get(STEP, ""), self._constraint) if is_long else ""
+            why = ""
+            if time.monotonic() - self._began_s > STEP_S:
+                of_job = "a step waits for CPUs or GPUs of the job given by --jobid" if self._is_of_user else ""
+                why = _no_place(job, os.environ.get(STEP, ""), self._constraint) if job else of_job
             return self.last_words().removeprefix("srun: ") or why
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"

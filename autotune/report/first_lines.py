@@ -105,7 +105,7 @@ def _next(study: Study) -> FirstLine:
     elif summary.get("status") == "failed":
         lead = "make the program train, then start again"
     elif has_no_choice(summary):
-        lead = "start a study with more values to try: there was nothing to compare"
+        lead = "start a study with other values to try: there was nothing to compare"
     elif not is_compared(summary) and more_time(summary):
         lead = "give the study more time: nothing was compared yet"
         commands = [f"autotune resume {study.name}{more_time(summary)}"]

@@ -27,8 +27,8 @@ WHEN = {"baseline": "before the search", "search": "in the search", "attribution
 ASKED = re.compile(r"give study\.budget\.minutes=(\d+) at least")  # from the reason if no trial fitted into the budget
 SETTLED = "The program already runs about as well as it can with these knobs."
 NO_CHOICE = (
-    "There was nothing to compare: no knob of the search space has a value here besides the program's own. Start a new study "
-    "with more values, KEY=choice(A,B), or with another search_space"
+    "There was nothing to compare: nothing in the search space can be changed here (`autotune inspect` says why). Start a new "
+    "study with other values, KEY=choice(A,B), another search_space or more tiers"
 )
 
 
@@ -43,7 +43,7 @@ def is_undecided(summary: Summary) -> bool:
 
 
 def has_no_choice(summary: Summary) -> bool:
-    """Whether a complete study had nothing to search: no knob has a value to try besides the baseline's."""
+    """Whether a complete study had nothing to search: no knob of its search space could be changed."""
     identity = summary.get("identity")  # names the searched knobs as soon as the baseline is measured
     is_search = summary.get("status") == "complete" and not (summary.get("verification") or summary.get("recording"))
     is_empty = isinstance(identity, dict) and bool(identity) and not any(name.startswith(SPACE) for name in identity)

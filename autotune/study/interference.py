@@ -170,7 +170,7 @@ class Interference:
 
     @property
     def _has_moved(self) -> bool:
-        """Whether a lost slot was replaced by one on a machine that the last calibration did not cover."""
+        """Whether a lost slot was replaced, so that a machine has more slots now than in the last calibration."""
         return bool(Counter(self._hosts_now) - Counter(self._hosts))
 
     def _is_unlike(self, best: TrialRecord) -> bool:

@@ -35,7 +35,7 @@ class Synced:
 class Tracker(ABC):
     """Mirrors one study.
 
-    It is used only by the process of `autotune sync`, so it never disturbs the tuner. `push` is idempotent: it may be called
+    It is used only by the process of `autotune sync`, for which the tuner never waits. `push` is idempotent: it may be called
     any number of times, even after a call that was killed half-way, and writes only what is missing.
     """
 

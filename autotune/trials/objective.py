@@ -128,8 +128,8 @@ class Goal:
         elif COST in self.names and self.epoch_samples is None:
             do = f"Leave {COST} out." if TIME in self.names else "Give study.samples=N, the samples of an epoch."
             problems.append(
-                f"study.samples: objective={COST} needs the length of an epoch, which is not set. It is not known from the "
-                f"program's loader either. {do}"
+                f"study.samples: objective={COST} needs the length of an epoch, which the program's loader does not show, got "
+                f"no value. {do}"
             )
         elif unknown := [name for name in self.names if name not in record.objectives]:
             problems.append(f"objective: could not be measured in the baseline, got {unknown[0]}. Give another objective.")

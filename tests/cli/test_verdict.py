@@ -192,7 +192,7 @@ def test_study_with_nothing_to_search_asks_for_more_values(folder):
     assert not any(" resume " in line for line in said)
     assert sum(line.startswith("note  There was nothing to compare: ") for line in said) == 1
     following = first_lines(Study(folder=folder, summary=summary))[2]
-    assert following.lead.startswith("start a study with more values")
+    assert following.lead.startswith("start a study with other values")
     assert not following.commands
     summary["identity"] |= {"space.precision.amp": {"choice": ["off", "bf16"]}}
     assert any(" resume " in line for line in lines(summary, folder.path))

@@ -367,6 +367,13 @@ def test_model_typed_with_a_plus_is_the_one_that_is_tuned(make, word: str) -> No
     assert make(word, "model=resnet18").config.model.name == "resnet18"
 
 
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_model_file_of_the_user_may_be_typed_with_a_plus(make, tmp_path: Path, plus: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("source: torchvision\nname: resnet50\n")
+    assert make(f"{plus}model=mine", config_dirs=[tmp_path]).config.model.name == "resnet50"
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [("model=tim/vit_tiny", "model=resnet18"), ("model=resnt18", "model=resnet18"), ("data=fotos", "data=photos")],

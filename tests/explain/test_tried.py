@@ -107,6 +107,13 @@ def test_a_rate_in_doubt_does_not_count_once_it_was_measured_again() -> None:
     assert gain.mid == pytest.approx(13_000 / 12_960 - 1, abs=0.001)
 
 
+def test_a_rate_in_doubt_refutes_nothing_once_it_was_measured_again() -> None:
+    doubted = trial(9, 5_000.0, {AMP: "bf16", WORKERS: 1})
+    again = replace(trial(10, 12_500.0, {AMP: "bf16", WORKERS: 1}), origin=AGAIN)
+    assert tried(STUDY[0], doubted, of=STUDY[0]).is_refuted(AMP, "bf16")
+    assert not tried(STUDY[0], doubted, again, of=STUDY[0]).is_refuted(AMP, "bf16")
+
+
 def test_a_disturbed_trial_refutes_nothing() -> None:
     assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
 

@@ -104,6 +104,8 @@ def test_a_step_that_waits_in_a_job_of_the_user_is_not_called_silent(scancel, mo
     scancel("exec cat >/dev/null", "srun")
     transport = slurm.Srun(SlurmOptions(args=args))
     assert (transport.why_never() is not None) is is_silent
+    monkeypatch.setattr(slurm, "STEP_S", 0.0)
+    assert ("of the job given by --jobid" in transport.why_waiting()) is not is_silent
     transport.close()
 
 

@@ -292,6 +292,12 @@ def test_command_for_a_torch_that_sees_no_gpu_depends_on_the_cause(why: str, cud
             Status.warning,
             "h:6379 does not answer (Connection refused)",
         ),
+        (
+            {"ray": {"version": "2.60.0", "address": "ray://h:10001", "problem": "not HOST:PORT"}},
+            "Ray",
+            Status.warning,
+            "but RAY_ADDRESS=ray://h:10001 is not HOST:PORT",
+        ),
         ({}, "Ray", Status.ok, "10.0.0.1:6379 answers"),
     ],
 )

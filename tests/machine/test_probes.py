@@ -267,8 +267,9 @@ def test_ray_cluster_is_looked_for_where_ray_itself_looks(tmp_path: Path, monkey
         assert engines.ray() == {"version": "2.60.0", "address": address, "problem": ""}
         monkeypatch.setenv("RAY_ADDRESS", "auto")
         assert engines.ray() == {"version": "2.60.0", "address": address, "problem": ""}
-        monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
-        assert "not HOST:PORT" in (engines.ray() or {})["problem"]
+        for refused in (f"ray://{address}", "local"):
+            monkeypatch.setenv("RAY_ADDRESS", refused)
+            assert (engines.ray() or {})["problem"] == "not HOST:PORT"
     for wrong in (address, "host", "127.0.0.1:70000"):
         monkeypatch.setenv("RAY_ADDRESS", wrong)
         found = engines.ray()

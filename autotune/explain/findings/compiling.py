@@ -38,7 +38,8 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         evidence=f"{count} recompilation{'s' * (count != 1)} so far; compiling takes {step_time_text(seconds)} per step "
         f"in {evidence.first.steps} observed steps{_reason(top)}",
         gain=evidence.gain((0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s), "predicted"),
-        basis="compiling in the observed steps, plus half of the time by which forward exceeds half of backward",
+        basis="compiling in the observed steps, plus half of the time by which forward without compiling exceeds half of "
+        "backward",
         code="keep the shapes the same in all steps: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
         value=value,

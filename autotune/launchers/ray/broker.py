@@ -252,7 +252,7 @@ def why_unreachable(address: str) -> str:
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
-    """Returns the resources that the actor requests. Ends this program if the cluster can never provide them."""
+    """Returns the resources that the actor requests. Unless `may_wait`, ends this program if no node can provide them now."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max((node.get("GPU", 0) for node in nodes), default=0)
     gpus = request["gpus"]

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status
+from autotune.machine.probes.engines import NOT_AN_ADDRESS
 from autotune.quantities import bytes_text, number_text
 
 _finding = functools.partial(Finding, "host")
@@ -129,7 +130,10 @@ def _ray(found: dict[str, Any] | None) -> Finding:
     version, address = found["version"], found["address"]
     if not address:
         return _finding("Ray", f"{version}, no cluster runs here", Status.skipped)
-    if problem := found["problem"]:
+    if (problem := found["problem"]) == NOT_AN_ADDRESS:
+        text, cost = f"{version}, but RAY_ADDRESS={address} is {problem}", "launcher=ray refuses this address"
+        return _finding("Ray", text, Status.warning, cost, "unset RAY_ADDRESS   # or: export RAY_ADDRESS=HOST:PORT")
+    if problem:
         text, cost = f"{version}, but the cluster at {address} does not answer ({problem})", "launcher=ray does not work"
         return _finding("Ray", text, Status.warning, cost, "ray status   # or: unset RAY_ADDRESS")
     return _finding("Ray", f"{version}, its cluster at {address} answers")

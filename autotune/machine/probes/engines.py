@@ -31,6 +31,9 @@ def slurm() -> dict[str, Any] | None:
     return {"partitions": list(dict.fromkeys([*default, *(name for name, _ in rows)])), "problem": ""}
 
 
+NOT_AN_ADDRESS = "not HOST:PORT"  # problem of an address that `launcher=ray` refuses without asking
+
+
 def ray() -> dict[str, Any] | None:
     """Returns {"version", "address" ("" without a cluster), "problem" ("" if the cluster answers)}; None without Ray.
 
@@ -51,8 +54,8 @@ def ray() -> dict[str, Any] | None:
 
 
 def _problem(address: str) -> str:
-    if "://" in address:
-        return "not HOST:PORT, which launcher=ray needs"
+    if address == "local" or "://" in address:
+        return NOT_AN_ADDRESS
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), RAY_S).close()
