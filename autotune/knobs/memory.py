@@ -47,8 +47,8 @@ ALLOCATOR = Knob(
         "max_split_256 leaves blocks above 256 MB whole. roundup_8 rounds sizes up to one of eight steps between two powers of "
         "two. collect_80 frees unused blocks once 80 % of the memory that the process may take is in use. It only works after "
         "a call of torch.cuda.set_per_process_memory_fraction, which autotune makes with the value of memory.fraction or, if "
-        "it is not set, 1.0 (less if device.memory_limit asks for it). cuda_malloc_async leaves allocation to the driver. Set as "
-        "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
+        "it is not set, 1.0 (less if device.memory_limit asks for it). cuda_malloc_async leaves allocation to the driver. Set "
+        "as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
     ),
     helps=(
         "Batches whose shapes differ (text, detection): memory becomes fragmented, the allocator retries (num_alloc_retries) "
