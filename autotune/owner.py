@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -129,13 +130,22 @@ def held(path: Path) -> Iterator[bool]:
 
     Writes nothing, so it also works on a full disk.
     """
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            descriptor = os.open(path, os.O_RDWR | flags)  # on NFS, an exclusive lock needs O_RDWR
+        except OSError:  # a folder, or a file that this user may only read
+            descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError:
         yield True
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it also fails while another process has an exclusive lock
         is_free = True
     except OSError as error:
         is_free = not isinstance(error, BlockingIOError)  # any other error means a file system without locks

@@ -17,7 +17,7 @@ import pytest
 
 from autotune.documents import write_text
 from autotune.errors import BadInput, FolderLost
-from autotune.owner import OWNER_FILE, owner_of
+from autotune.owner import OWNER_FILE, held, owner_of
 from autotune.records import Kind, Outcome, TrialRecord, TrialRequest
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, create, find, studies
@@ -177,6 +177,36 @@ def test_study_does_not_write_to_another_folder_in_its_place(tmp_path):
         os.rename(folder.path, tmp_path / "elsewhere")
         with create(tmp_path / "runs", "s").claimed(), pytest.raises(FolderLost, match="is gone"):
             folder.write_summary({})
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_lock_of_another_process_is_noticed_on_nfs(tmp_path, monkeypatch, mode):
+    """NFS refuses an exclusive lock on a file that is not open for writing, and a shared lock on one not open for reading."""
+    flock, opened = fcntl.flock, os.open
+
+    def flock_of_nfs(descriptor, operation):
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    def opened_by_user(path, flags, *rest, **named):  # root may write any file
+        if flags & os.O_ACCMODE != os.O_RDONLY and not mode & 0o200:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, flags, *rest, **named)
+
+    (file := tmp_path / "owner.json").touch()
+    with file.open("w") as owner:
+        flock(owner, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+        monkeypatch.setattr(os, "open", opened_by_user)
+        with held(file) as is_free:
+            assert not is_free
+    with held(file) as is_free:
+        assert is_free
+    with held(tmp_path) as is_free:  # a folder cannot be opened for writing
+        assert is_free
+    with held(tmp_path / "none") as is_free:
+        assert is_free
 
 
 HOLD = "import sys, time; from autotune.run_dir import StudyFolder; from pathlib import Path\nwith StudyFolder(Path(sys.argv[1])).claimed(): print('held', flush=True); time.sleep(60)"  # noqa: E501
