@@ -32,7 +32,7 @@ from autotune.harness.explain.restarts import RestartTimer
 from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of, threads
 from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
 from autotune.harness.explain.stages import Stages
-from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, _num_wanted
+from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, TracePass, _num_wanted
 from autotune.harness.patches import Patches, patches
 from autotune.harness.protocol import SCRATCH
 from autotune.harness.worker import read_together
@@ -241,6 +241,21 @@ def test_trace_of_a_process_killed_meanwhile_is_left_only_in_the_scratch_folder(
     assert run.returncode == -signal.SIGKILL
     assert not list(temporary.rglob("*.json"))
     assert [path.parent for path in run.folder.rglob("*trace*")] == [run.folder / SCRATCH]
+
+
+@pytest.mark.parametrize("num_wanted", [None, 4])
+def test_profiler_is_stopped_if_the_program_ends_in_a_first_traced_step(num_wanted: int | None) -> None:
+    cut_off = TracePass(context(device="cpu"))
+    cut_off._marks = cut_off._syncs = SimpleNamespace(uninstall=lambda: None, between_steps=None)  # type: ignore[assignment]
+    cut_off._start()
+    cut_off._num_wanted = num_wanted
+    assert torch.autograd._profiler_enabled()
+    try:
+        assert cut_off.finish() is None
+        assert not torch.autograd._profiler_enabled()
+    finally:
+        if torch.autograd._profiler_enabled():
+            cut_off._profiler.stop()
 
 
 @pytest.mark.parametrize(("step_s", "events", "steps"), [(1.0, 10, MIN_STEPS), (1e-4, 10, MAX_STEPS), (0.1, MAX_EVENTS, 1)])

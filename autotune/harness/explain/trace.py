@@ -144,6 +144,9 @@ class TracePass(Pass):
         if self._profiler is not None and not self.is_over and is_between:
             self._step_over()
         if self._profiler is None or self._num_wanted is None or not self._num_kept():
+            if self._profiler is not None and not self.is_over:
+                with contextlib.suppress(Exception):  # the device failed, for example
+                    self._stop()
             self._uninstall()
             return None
         unfinished = [] if self.is_over or is_between else [self._unfinished()]
