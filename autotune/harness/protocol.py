@@ -61,6 +61,7 @@ SCRATCH = "scratch"
 # In the folder SCRATCH: the request for stacks of processes that the tuner cannot signal (stack_requests.py), and the answers
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until one of them is written (btrfs, XFS)
 SAME_CLOCK_S = 1.0  # two monotonic clocks that seem to differ by less than this count as the same clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
 # is a real-time signal, because programs do not use real-time signals.

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from autotune.harness.protocol import FICLONE
 from autotune.launchers.leases import Lease
 
 # Name of the copy of a file NAME before it takes the file's place: ".NAME.PID.autotune.tmp", with the keeper's process id. The
@@ -32,7 +33,6 @@ COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
 # Before each trial, the folders of guarded files are searched for leftover copies. At most this many names of a folder are
 # looked at, because the folder of a data set may have millions.
 MAX_LOOKED_AT = 10_000
-FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until one of them is written (btrfs, XFS)
 # Largest file that is copied without FICLONE. The trial waits during the copy. By default, the kernel ends the lease, and so
 # the wait, after 45 s (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30

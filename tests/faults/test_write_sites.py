@@ -44,7 +44,7 @@ SITES = {
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._list
         launchers.rank_results.RankResults.refresh launchers.shared_memory.forget
         launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__
-        launchers.slurm_cancel.mark launchers.tuner_files.is_free monitors.sealing._rewrite owner.Claim.__exit__
+        launchers.slurm_cancel.mark launchers.tuner_files.is_free monitors.sealing._rewrite owner.Claim.__exit__ owner.held
         monitors.sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the study or the program goes on without it; the callers handle the error": """
@@ -65,7 +65,7 @@ SITES = {
         machine.probes.__init__.Probe.__init__ report.picture._taken report.picture.take
     """,
     "the program's own writes and data, which autotune only passes on": """
-        harness.guarded_files.Kept._place_for harness.guarded_files.Kept.renaming.renamed
+        harness.guarded_files.Kept._clone harness.guarded_files.Kept._place_for harness.guarded_files.Kept.renaming.renamed
         harness.guarded_files.Kept.saving.saved
         machine.probes.data._own_file programs.vision.ensure_photos programs.vision.write_photos
     """,

@@ -491,6 +491,17 @@ def test_folder_with_a_checkpoint_is_not_removed_or_renamed(files, cwd, code):
     assert path.read_bytes() == PRECIOUS
 
 
+def test_renamed_folder_shares_its_blocks_with_the_original_if_possible(files, cwd):
+    """An ioctl of btrfs and XFS, which is simulated here."""
+    (cwd / "out" / "best.pt").write_bytes(PRECIOUS)
+    code = "import fcntl, shutil; shutil.copyfile = None; open('out/made.txt', 'w').close(); numbers = []\n"
+    code += "fcntl.ioctl = lambda new, number, old: numbers.append(number) or os.copy_file_range(old, new, 1 << 20)\n"
+    code += f"os.rename('out', 'out.bak'); assert numbers == [{protocol.FICLONE}] * 2"
+    trial(files, cwd, HARNESS + code, "x")
+    for folder in ("out", "out.bak"):
+        assert (cwd / folder / "best.pt").read_bytes() == PRECIOUS
+
+
 def test_link_to_a_folder_with_a_checkpoint_can_be_replaced(files, cwd):
     (cwd / "out" / "best.pt").write_bytes(PRECIOUS)
     code = "os.symlink('out', 'tmp'); os.symlink('older', 'latest'); os.replace('tmp', 'latest')"
