@@ -137,19 +137,22 @@ class Schedule:
 
     def _poll(self, trial: RunningTrial, take: Take, over: list[tuple[Finished, Take]]) -> None:
         """Polls a trial, unless it was ended because of another trial. If it has finished, adds it to `over`."""
-        if trial in self._running and (finished := self._guarded(lambda: self._looked(trial))) is not None:
+        if trial in self._running and (finished := self._guarded(lambda: self._looked(trial, over))) is not None:
             del self._running[trial]
             over.append((finished, take))
             self._add(finished)
 
-    def _looked(self, trial: RunningTrial) -> Finished | None:
+    def _looked(self, trial: RunningTrial, over: Sequence[tuple[Finished, Take]] = ()) -> Finished | None:
         """Polls a trial. A search trial that waits for a node moves to a free slot that has one.
 
-        If there is no node for one of several slots, the study goes on without this slot, unless it is the first.
+        If there is no node for one of several slots, the study goes on without this slot, unless it is the first. Its search
+        trial waits until it can move, or until its time is up.
         """
         try:
-            if self._may_move(trial) and (place := self._ready_place()):
+            if self._may_move(trial) and (place := self._ready_place(over)):
                 trial.move(place)
+            elif self._may_move(trial) and self._has_no_slot(trial) and not self._is_late(trial):
+                return None
             return trial.look()
         except NoNode as lost:
             slot = trial.place.number
@@ -157,14 +160,27 @@ class Schedule:
                 raise
             self._runner.listener.notice(f"The study goes on without slot {slot}: {lost}")
             self.leave_out([slot])
-            return trial.look()  # the trial was stopped, and `look` returns its record
+            # A search trial waits for another slot. Any other trial was stopped, and `look` returns its record.
+            return None if self._may_move(trial) else trial.look()
 
     def _may_move(self, trial: RunningTrial) -> bool:
-        return trial.is_waiting and trial.request.kind is Kind.search and trial.place is not self._runner.alone
+        is_search = trial.request.kind is Kind.search and trial.place is not self._runner.alone
+        return is_search and (trial.is_waiting or self._has_no_slot(trial))
 
-    def _ready_place(self) -> Place | None:
-        """Returns a free slot that does not wait for a node; None if there is none."""
-        return next((place for place in self._free() if not place.launcher.why_waiting()), None)
+    def _has_no_slot(self, trial: RunningTrial) -> bool:
+        """Whether a trial's slot was left out before the trial could begin there."""
+        return trial.place is not self._runner.alone and trial.place not in self._runner.beside
+
+    def _is_late(self, trial: RunningTrial) -> bool:
+        return trial.request.ends_s is not None and self._clock.monotonic() >= trial.request.ends_s
+
+    def _ready_place(self, over: Sequence[tuple[Finished, Take]]) -> Place | None:
+        """Returns a free slot that does not wait for a node; None if there is none.
+
+        Leaves out the slots of `over`: when these trials are passed on, their devices may be tested and left out.
+        """
+        tested = {finished.record.slot for finished, _ in over}
+        return next((each for each in self._free() if each.name not in tested and not each.launcher.why_waiting()), None)
 
     def stop(self) -> None:
         """Ends and records every running trial, because the user asked to."""

@@ -8,11 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.errors import NoNode
 from autotune.records import AGAIN, Kind, Outcome
 from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
 from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, Interference, _slowest_machines, calibration
+from autotune.trials.places import Place
+from autotune.trials.schedule import Schedule
 from tests.study.conftest import RATES, Bench
 from tests.support.fake_launcher import Failure, FakeLauncher, Surface
 
@@ -511,10 +514,50 @@ def test_study_goes_on_without_a_slot_that_gets_no_node(bench, after):
     assert study.run()["status"] == "complete"
     assert f"The study goes on without slot 3: {NEVER}" in notices(study)
     cut_off = [trial for trial in study.trials if trial.outcome is Outcome.interrupted]
-    assert {(trial.slot, trial.reason) for trial in cut_off} == {("3", str(NEVER))}
+    assert {trial.kind for trial in cut_off} <= {Kind.check}, "a search trial moves to another slot"
+    assert {(trial.slot, trial.reason) for trial in cut_off} == ({("3", str(NEVER))} if after == 8 else set())
     last = of_kind(study, Kind.search)[-6:]
     assert {trial.slot for trial in last} == {"1", "2", "4"}
     assert max(trial.neighbours for trial in last) == 2
+
+
+@pytest.mark.parametrize("others", ["busy", "free"])
+def test_search_trial_whose_slot_gets_no_node_runs_on_another_slot(bench, others):
+    study = bench(Surface(**QUIET), *ENOUGH, minutes=60, num_slots=4)
+    lost = {"3": NEVER} if others == "busy" else {"3": NEVER, "4": WAITS}
+    Losing(study, lost, after=28)
+    assert study.run()["status"] == "complete"
+    searched = of_kind(study, Kind.search)
+    assert [trial.number for trial in study.trials] == list(range(len(study.trials))), "each trial is recorded once"
+    assert len(searched) == 24
+    assert all(trial.outcome.has_value for trial in searched)
+
+
+def test_search_trial_without_a_slot_is_ended_when_its_time_is_up():
+    clock, runner = VirtualClock(), SimpleNamespace(alone="whole", beside=["slot 1"])
+    request = SimpleNamespace(kind=Kind.search, ends_s=clock.now_s + 5.0)
+    trial = SimpleNamespace(place="slot 2", request=request, is_waiting=False, look=lambda: "ended")
+    busy = SimpleNamespace(place="slot 1")
+    schedule = Schedule(runner, lambda _: None, lambda: None, clock=clock, poll_s=0.1)
+    schedule._running = [trial, busy]
+    assert schedule._looked(trial) is None
+    clock.sleep(5.0)
+    assert schedule._looked(trial) == "ended"
+
+
+def test_waiting_trial_takes_no_slot_whose_device_may_be_tested_next():
+    """The last trial there may have failed because of the device, which is tested once that trial is passed on."""
+    launcher, moved = SimpleNamespace(why_waiting=lambda: ""), []
+    places = [Place(SimpleNamespace(slot=SimpleNamespace(name=name), **vars(launcher)), None) for name in "12"]
+    runner = SimpleNamespace(alone="whole", beside=places)
+    request = SimpleNamespace(kind=Kind.search, ends_s=None)
+    trial = SimpleNamespace(place=places[0], request=request, is_waiting=True, look=lambda: None, move=moved.append)
+    schedule = Schedule(runner, lambda _: None, lambda: None, clock=VirtualClock(), poll_s=0.1)
+    schedule._running = [trial]
+    schedule._looked(trial, [(SimpleNamespace(record=SimpleNamespace(slot="2")), print)])
+    assert moved == []
+    schedule._looked(trial)
+    assert moved == [places[1]]
 
 
 def test_study_ends_if_the_slot_of_trials_that_run_alone_gets_no_node(bench):
