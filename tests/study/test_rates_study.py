@@ -171,11 +171,12 @@ def test_search_does_not_end_on_a_provisional_estimate_of_little_gain():
 
 
 @pytest.mark.parametrize(("num_searched", "best"), [(49, "b"), (50, "a")], ids=["one-may-win", "one-will-hardly-win"])
-def test_late_proposals_wait_for_running_trials_unless_few_are_running(num_searched, best):
+def test_late_proposals_wait_for_running_trials_unless_few_are_running(monkeypatch, num_searched, best):
     """When the late proposals begin, the best trial may still be running."""
+    monkeypatch.setattr("autotune.study.proposals.without_ineffective", lambda *_: None)
     first, second = (SimpleNamespace(number=number, knobs={key: 1}, changed={key: 1}) for number, key in ((3, "a"), (4, "b")))
     schedule = SimpleNamespace(num_running=5, drain=lambda: setattr(search, "_incumbent", second))
-    search = SimpleNamespace(_incumbent=first, _costly=[], _sampler_name="tpe", _trimmed=lambda: None)
+    search = SimpleNamespace(_incumbent=first, _costly=[], _sampler_name="tpe")
     search._session, search._budget = SimpleNamespace(schedule=schedule), SimpleNamespace(num_searched=num_searched)
     search._wait_for_the_best = lambda: Search._wait_for_the_best(search)
     search._space = SimpleNamespace(reference={"a": 0, "b": 0}, active=lambda knobs: knobs, tier=lambda _: Tier.exact)
