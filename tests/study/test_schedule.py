@@ -6,6 +6,7 @@ import pytest
 
 from autotune.clock import VirtualClock
 from autotune.errors import BadInput
+from autotune.records import Kind
 from autotune.trials import schedule
 from autotune.trials.schedule import Ending, Schedule
 from tests.support.fake_launcher import FakeRunning, Surface
@@ -19,6 +20,7 @@ class StubTrial:
 
     def __init__(self, number, *, is_over=True, fault=None, stop_fault=None, fails_late=False):
         self.number, self.neighbours, self.place, self.request, self.is_waiting = number, 0, number, self, False
+        self.kind = Kind.final
         self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
         self.kept, self._fails_late, self.is_asked = None, fails_late, False
 
